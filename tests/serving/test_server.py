@@ -94,6 +94,29 @@ def test_its_end_answers_what_was_taken(number: signal.Signals, serve: Callable[
     assert running.told.read_text().splitlines()[-1] == "ended"
 
 
+def test_a_request_that_is_half_sent_does_not_keep_it(serve: Callable[..., Running], artifacts: Path) -> None:
+    """Its client hears why, and nothing of it is on stderr; also where the server makes room for a large body."""
+    running = serve(artifacts / "rows.tvmopt")
+    host, port = running.http.split(":")
+    begun = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+    with (
+        socket.create_connection((host, int(port))) as small,
+        socket.create_connection((host, int(port))) as large,
+    ):
+        large.sendall(f"{begun}100000\r\n\r\n{{".encode())
+        small.sendall(f"{begun}100\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert small.recv(1 << 16).startswith(b"HTTP/1.1 100")  # the body is waited for
+        small.sendall(b"{")
+        assert call(running, "GET", "/v2/health/live")[0] == 200
+        assert running.end() == 0
+        for client in (small, large):
+            with client.makefile("rb") as file:
+                told = file.read()
+            assert told.startswith(b"HTTP/1.1 503") and b"the server is ending" in told
+    lines = running.told.read_text().splitlines()
+    assert lines[-1] == "ended" and lines[-2].startswith("listening: ")
+
+
 @pytest.mark.parametrize(
     ("paths", "settings", "told"),
     [

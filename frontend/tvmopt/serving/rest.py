@@ -39,8 +39,21 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
             except Refused as refused:
                 headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
                 return JSONResponse({"error": refused.text}, refused.status, headers)
+            except asyncio.CancelledError:
+                if not service.drains:
+                    raise
+                return JSONResponse({"error": "the server is ending."}, 503, {"Retry-After": "1"})
 
         return answer
+
+    async def received(request: Any) -> memoryview | bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        service.receiving.add(task)
+        try:
+            return await _body(request, service.max_body, body_seconds)
+        finally:
+            service.receiving.discard(task)
 
     async def page(request: Any) -> Any:
         text = resources.files("tvmopt.serving").joinpath("page.html").read_text(encoding="utf-8")
@@ -83,7 +96,7 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
     async def infer(request: Any) -> Any:
         name, version = _named(request)
         service.repository.find(name, version)  # before the body is read
-        body = await _body(request, service.max_body, body_seconds)
+        body = await received(request)
         header = request.headers.get(protocol.HEADER)
 
         def decode(loaded: Any) -> protocol.Request:
@@ -101,7 +114,7 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
     async def generate(request: Any) -> Any:
         name, version = _named(request)
         service.repository.find(name, version)
-        asked = texts.parse(await _body(request, service.max_body, body_seconds))
+        asked = texts.parse(await received(request))
         tokens: list[int] = []
         text = ""
         async with aclosing(service.generate(name, version, "http", asked)) as pieces:
@@ -116,7 +129,7 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
     async def generate_stream(request: Any) -> Any:
         name, version = _named(request)
         service.repository.find(name, version)
-        asked = texts.parse(await _body(request, service.max_body, body_seconds))
+        asked = texts.parse(await received(request))
         pieces = service.generate(name, version, "http", asked)
         first = await anext(pieces)  # what is refused at once gets its status
         return Events(pieces, first, lambda served, piece: _told(name, asked, served, piece), body_seconds)

@@ -162,8 +162,7 @@ class _Server:
         app = rest.application(service, only_local=rest.is_local(known.host), body_seconds=known.limits.timeout)
         config = uvicorn.Config(
             app, log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=max(1, int(known.grace)), ws="none",
-            http=receiving.protocol(known.max_body, service.alone),
+            ws="none", http=receiving.protocol(known.max_body, service.alone),
         )  # fmt: skip
         http = uvicorn.Server(config)
         http.capture_signals = nullcontext  # ours drain first
@@ -192,10 +191,14 @@ class _Server:
         watching = asyncio.create_task(self._watch())
         await asyncio.wait([serving, asyncio.create_task(self._ends.wait())], return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
+        end = loop.time() + known.grace
         await self._drain()
+        left = max(1.0, end - loop.time())
+        config.timeout_graceful_shutdown = left  # type: ignore[assignment] # of a second at least, for the last answers
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows what it cancels as errors of ours
         http.should_exit = True
         if calls is not None:
-            await calls.stop(known.grace)
+            await calls.stop(left)
         await serving
         await asyncio.to_thread(service.repository.close)
         self.say("ended")
@@ -214,3 +217,6 @@ class _Server:
             async with asyncio.timeout(self.settings.grace):
                 while self.service.inside:
                     await asyncio.sleep(0.01)
+        if self.service.inside:
+            self.say(f"ending: {self.service.inside} requests were not answered within {self.settings.grace:g} s")
+        self.service.refuse_bodies()

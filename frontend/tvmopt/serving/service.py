@@ -68,11 +68,13 @@ class Service:
 
     Attributes:
         drains: whether no new request is taken. max_body: bytes of one request.
+        receiving: the tasks that wait for the body of a request.
     """
 
     def __init__(self, repository: Repository, metrics: Metrics, max_body: int) -> None:
         self.repository, self.metrics, self.max_body = repository, metrics, max_body
         self.drains = False
+        self.receiving: set[asyncio.Task[Any]] = set()
         self.alone = repository.alone
 
     @property
@@ -117,6 +119,11 @@ class Service:
             async with aclosing(texts.generate(found.batcher, asked, observe)) as pieces:
                 async for piece in pieces:
                     yield found.version, piece
+
+    def refuse_bodies(self) -> None:
+        """Wait no more for requests that are half sent: who ends takes none of them."""
+        for task in self.receiving:
+            task.cancel()
 
     def overview(self) -> dict[str, Any]:
         """What the page shows."""
