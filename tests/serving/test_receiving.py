@@ -6,6 +6,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,56 @@ def test_a_body_that_is_cut_off_or_wrong_leaves_the_server_well(running: Running
     assert [status for status, _ in answers(running, [wrong, whole], 2)] == [400, 200]
 
 
-def test_a_body_that_never_comes_is_given_up(serve: Callable[..., Running], artifacts: Path) -> None:
-    server = serve(artifacts / "wide.tvmopt", "--timeout", 0.5, "--reload", 0)
-    ((status, body),) = answers(server, [message()[:2000]])
+@pytest.fixture(scope="module")
+def hasty(serve: Callable[..., Running], artifacts: Path) -> Running:
+    """A server that waits for little longer than nothing."""
+    return serve(artifacts / "wide.tvmopt", "--timeout", 0.3, "--reload", 0)
+
+
+def test_a_body_that_never_comes_is_given_up(hasty: Running) -> None:
+    ((status, body),) = answers(hasty, [message()[:2000]])
     assert status == 408, body
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", None), (b"GET /v2", 408), (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nA: ", 408), (b"\r\n", 408),
+        (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v", 408), (message(name="none")[:2000], None),
+    ],
+    ids=["nothing", "line", "header", "blanks", "second", "forgotten"],
+)  # fmt: skip
+def test_headers_that_never_come_are_given_up(hasty: Running, sent: bytes, status: int | None) -> None:
+    """So is the rest of a body that was refused before it came."""
+    host, port = hasty.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        made.sendall(sent)
+        with made.makefile("rb") as file:
+            if sent.startswith((b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"POST")):
+                answer(file)
+            if sent.startswith(b"POST"):
+                made.sendall(b" ")
+            if status is not None:
+                assert answer(file)[0] == status
+            assert file.read() == b""
+    assert hasty.told.read_text().splitlines()[-1].startswith("listening: "), "nothing else is told"
+
+
+@pytest.mark.parametrize(("size", "status"), [(48 << 10, 200), (512 << 10, 431)])
+@pytest.mark.parametrize("line", [b"A: %b\r\n", b"%b: a\r\n", b"A: b\r\n"])
+def test_headers_have_a_limit(running: Running, size: int, status: int, line: bytes) -> None:
+    """One that is long, or many."""
+    headers = line % (b"b" * size) if b"%b" in line else line * (size // len(line))
+    whole = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n"
+    host, port = running.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as made, made.makefile("rb") as file:
+        with suppress(ConnectionError):  # it reads no more of them
+            made.sendall(whole)
+        with suppress(ConnectionResetError):
+            found, body = answer(file)
+            assert found == status and (status == 200 or b"headers have more than" in body)
+            return
+    assert status == 431
 
 
 def test_a_head_leaves_with_what_follows_it() -> None:

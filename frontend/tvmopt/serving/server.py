@@ -162,7 +162,7 @@ class _Server:
         app = rest.application(service, only_local=rest.is_local(known.host), body_seconds=known.limits.timeout)
         config = uvicorn.Config(
             app, log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
-            ws="none", http=receiving.protocol(known.max_body, service.alone),
+            ws="none", http=receiving.protocol(known.max_body, service.alone, known.limits.timeout),
         )  # fmt: skip
         http = uvicorn.Server(config)
         http.capture_signals = nullcontext  # ours drain first
@@ -194,7 +194,7 @@ class _Server:
         end = loop.time() + known.grace
         await self._drain()
         left = max(1.0, end - loop.time())
-        config.timeout_graceful_shutdown = left  # type: ignore[assignment] # of a second at least, for the last answers
+        config.timeout_graceful_shutdown = left  # a second at least, for the last answers
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows what it cancels as errors of ours
         http.should_exit = True
         if calls is not None:
