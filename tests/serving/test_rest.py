@@ -88,6 +88,22 @@ def test_all_kinds_of_numbers(running: Running, artifacts: Path) -> None:
     assert status == 400, found
 
 
+def test_json_has_no_nan(running: Running, artifacts: Path) -> None:
+    """An output with NaN or an infinity is refused in JSON, by its name, and is right in binary data."""
+    odd = X.copy()
+    odd[0, 0], odd[1, 0], odd[2, 0] = np.nan, np.inf, -np.inf
+    entry = {"name": "x", "datatype": "FP32", "shape": [3, 8], "parameters": {"binary_data_size": 96}}
+    status, told, _ = binary(running, {"inputs": [entry]}, odd.tobytes())
+    assert status == 400 and told == {
+        "error": "JSON has no NaN and no infinities, which there are in 'y': ask for binary data."
+    }
+    request = {"inputs": [entry], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    status, _, data = binary(running, request, odd.tobytes())
+    expected = tvmopt.load(artifacts / "rows.tvmopt")(odd)
+    assert status == 200 and np.isnan(expected).any()
+    np.testing.assert_array_equal(np.frombuffer(data, np.float32).reshape(3, 4), expected)
+
+
 def one(**changes: Any) -> dict[str, Any]:
     return {"inputs": [tensor("x", X, "FP32") | changes]}
 

@@ -402,7 +402,11 @@ def _answer(request: Request, name: str, version: str, outputs: list[dict[str, A
 def _encode_json(
     request: Request, name: str, version: str, found: Mapping[str, Array], model: Model
 ) -> tuple[bytes, int | None]:
-    """Where not every output is binary."""
+    """Where not every output is binary.
+
+    JSON has no NaN and no infinities. Triton writes them all the same, which most readers of JSON do not take, and a
+    null is not told from one another: whoever wants them asks for binary data.
+    """
     outputs, tail = [], []
     for info, array in _infos(request, model, found):
         one = _told(info, array)
@@ -415,7 +419,12 @@ def _encode_json(
         else:
             one["data"] = array.ravel().tolist()
         outputs.append(one)
-    head = json.dumps(_answer(request, name, version, outputs)).encode()
+    try:
+        head = json.dumps(_answer(request, name, version, outputs), allow_nan=False).encode()
+    except ValueError:
+        wrong = [o["name"] for o in outputs if "data" in o and not np.isfinite(found[o["name"]]).all()]
+        names = ", ".join(map(repr, wrong))
+        raise bad(f"JSON has no NaN and no infinities, which there are in {names}: ask for binary data.") from None
     return (b"".join([head, *tail]), len(head)) if tail else (head, None)
 
 
