@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import tvmopt
+from tests.cli.command import tvmopt as command
 from tests.serving.conftest import Running
 from tests.serving.test_rest import INFER, X, ask, call, tensor
 from tests.waiting import until
@@ -124,6 +126,8 @@ def test_a_request_that_is_half_sent_does_not_keep_it(serve: Callable[..., Runni
         (["m.onnx"], {}, r"an ONNX file, not compiled yet \(tvmopt compile m\.onnx\)"),
         (["bad.tvmopt", "other/bad.tvmopt"], {}, "two files are called"),
         (["bad.tvmopt"], {"limits": Limits(max_queue=0)}, "--max-queue is 0"),
+        (["bad.tvmopt"], {"limits": Limits(cores={"": "0", "zz": "0"})}, "there is no model 'zz'.*name one of bad"),
+        (["bad.tvmopt"], {"limits": Limits(cores={"bed": "0"})}, "did you mean 'bad'"),
         (["."], {"port": "taken"}, "cannot listen"), (["."], {"port": 0, "grpc_port": "taken"}, "gRPC cannot listen"),
         (["."], {"host": "no.such.host.invalid", "port": 0}, "cannot listen"),
         (["."], {"host": "", "port": 0}, "--host is empty"),
@@ -139,8 +143,26 @@ def test_wrong_use_is_told(tmp_path: Path, paths: Any, settings: Any, told: str,
         (tmp_path / name).write_bytes(b"no artifact")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         known = {k: taken.getsockname()[1] if v == "taken" else v for k, v in settings.items()}
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError) as raised:
             server.serve(paths, Settings(**known), tell=lambda text: None)
+        assert re.search(told, raised.value.told().replace("\n", " "))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--replicas", "5..1"], "at least 5 are more than at most 1"), (["--replicas", "x"], "--replicas is 'x'"),
+        (["--replicas", "2"], "--replicas is for a Ray cluster"), (["--ray", ""], "--ray is empty"),
+        (["--host", ""], "--host is empty"), (["--cores", "zz=0"], "there is no model 'zz'"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_told(artifacts: Path, words: list[str], told: str) -> None:
+    """Also those that would mean nothing."""
+    for name in server.PACKAGES:
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'tvmopt[serve]'")
+    done = command("serve", artifacts, "--port", 0, "--grpc-port", 0, *words)
+    assert done.returncode == 2 and told in done.stderr, done
+    assert "zz" not in told or "name one of kinds, rows, twice, wide" in done.stderr
 
 
 def test_an_empty_folder_says_what_it_waits_for(serve: Callable[..., Running], tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ def command(
     from tvmopt.serving.server import Settings, serve
 
     count, threads = parse_instances(instances)
+    copies = parse_replicas(replicas)
+    if ray is None and copies != 1:
+        raise InputError("--replicas is for a Ray cluster.", where=f"--replicas {replicas}", fix="add --ray ADDRESS")
+    if ray is not None and not ray.strip():
+        raise InputError("--ray is empty.", fix="give the cluster's address, auto, or local")
     limits = Limits(count, threads, max_batch, max_delay / 1e3, max_queue, timeout, max_texts, parse_cores(cores or []))
     if ray is not None and cores:
         fix = "leave it out: Ray gives a replica its cores"
@@ -71,7 +76,7 @@ def command(
         return
     from tvmopt.serving.ray import run
 
-    run(paths, settings, address=ray, replicas=parse_replicas(replicas), started=started)
+    run(paths, settings, address=ray, replicas=copies, started=started)
 
 
 def parse_instances(text: str) -> tuple[int, int | None]:
@@ -112,6 +117,9 @@ def parse_replicas(text: str) -> int | tuple[int, int]:
     (3, (1, 8))
     """
     found = re.fullmatch(r"([1-9]\d{0,4})(?:\.\.([1-9]\d{0,4}))?", text)
-    if found is None or (found[2] and int(found[2]) < int(found[1])):
+    if found and found[2] and int(found[2]) < int(found[1]):
+        what = f"--replicas is {text!r}: at least {found[1]} are more than at most {found[2]}."
+        raise InputError(what, fix=f"give {found[2]}..{found[1]}")
+    if found is None:
         raise InputError(f"--replicas is {text!r}.", fix="give a number, or 1..8: one to eight, as the load is")
     return (int(found[1]), int(found[2])) if found[2] else int(found[1])

@@ -114,6 +114,10 @@ class Repository:
     def versions(self, name: str) -> list[str]:
         return sorted(self._served.get(name, ()), key=_order)
 
+    def names(self) -> list[str]:
+        """The models that there are files of now, loaded or not."""
+        return sorted(self._found())
+
     def index(self) -> list[dict[str, str]]:
         """Every version of every model, with its state."""
         return [

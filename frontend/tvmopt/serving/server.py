@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,7 @@ def serve(
     check_settings(known, say)
     metrics = Metrics()
     repository = Repository([Path(p) for p in paths], known.limits, metrics.observer, say)
+    check_cores(known.limits.cores, repository.names())
     repository.refresh()
     if not any(one["state"] == "READY" for one in repository.index()) and not any(Path(p).is_dir() for p in paths):
         reasons = "; ".join(one["reason"] for one in repository.index())
@@ -118,6 +120,24 @@ def check_settings(settings: Settings, say: Callable[[str], None]) -> None:
     ):  # fmt: skip
         if value < least:
             raise InputError(f"{name} is {value}.", fix=f"give {least} or more")
+
+
+def check_cores(wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Whether there are the models that `--cores` names.
+
+    Args:
+        wanted: names of models, and "" for all others. names: of those that are served; where there is none yet, any
+            may come.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    known = sorted({*names})
+    for name in wanted:
+        if name and known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            what = f"there is no model {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
+            raise InputError(what, where="--cores", fix=f"name one of {', '.join(known)}")
 
 
 def listening(host: str, port: int, who: str = "the server", option: str = "--port, or 0 for a free one") -> Any:
