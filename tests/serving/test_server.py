@@ -119,6 +119,24 @@ def test_a_request_that_is_half_sent_does_not_keep_it(serve: Callable[..., Runni
     assert lines[-1] == "ended" and lines[-2].startswith("listening: ")
 
 
+def test_what_takes_longer_than_the_grace_is_refused(serve: Callable[..., Running], artifacts: Path) -> None:
+    """A request that waits for others to make a batch with."""
+    running = serve(artifacts / "rows.tvmopt", "--max-batch", 16, "--max-delay", 3.6e6, "--grace", 0)
+    found: list[tuple[int, Any]] = []
+    client = threading.Thread(target=lambda: found.append(ask(running, REQUEST)))
+    client.start()
+
+    def waits() -> bool:
+        return bool(json.loads(call(running, "GET", "/overview")[2])["models"][0]["running"])
+
+    until(waits, "the request waits")
+    assert running.end() == 0
+    client.join()
+    assert found == [(503, {"error": "the server is ending."})]
+    told = running.told.read_text()
+    assert "Traceback" not in told and "1 requests were not answered within 0 s" in told
+
+
 @pytest.mark.parametrize(
     ("paths", "settings", "told"),
     [
