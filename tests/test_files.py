@@ -37,6 +37,8 @@ def test_what_a_link_points_to_is_replaced_not_the_link(tmp_path: Path) -> None:
 def test_a_device_is_written_as_it_is() -> None:
     write_text("/dev/null", "text")
     assert not Path("/dev/null").is_file()
+    with atomic_write("/dev/null") as file:
+        save_arrays(file, {"x": np.zeros(9)})
 
 
 def test_a_full_disk_is_told() -> None:
@@ -49,11 +51,13 @@ def test_every_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     check_writable(None, "", tmp_path / "new.html", "/dev/null")
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError) as caught:
-        check_writable(tmp_path, tmp_path / "missing" / "page.html", "/proc/page.html")
+        check_writable(tmp_path, tmp_path / "missing" / "page.html", "/proc/page.html", f"{tmp_path}/new.html/")
     told = [caught.value, *caught.value.others]
-    assert [error.where for error in told] == [str(tmp_path), f"{tmp_path}/missing/page.html", "/proc/page.html"]
+    paths = [str(tmp_path), f"{tmp_path}/missing/page.html", "/proc/page.html", f"{tmp_path}/new.html/"]
+    assert [error.where for error in told] == paths
     assert [error.what.split(":")[0] for error in told] == [
         "the output is a folder.", "the folder of the output does not exist.", "cannot write the file",
+        "the output is a folder.",
     ]  # fmt: skip
 
 

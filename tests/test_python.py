@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -53,6 +55,35 @@ def test_representations_are_lines(compiled: tvmopt.Compiled) -> None:
         assert len(repr(value)) < 200 and "\n" not in repr(value)
     assert "not verified" not in repr(compiled) and "kernels" in repr(compiled.report)
     assert len(repr(compiled.artifact)) < 200_000  # its manifest, without code and weights
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda model, file: tvmopt.load(None), "from a path, not from NoneType"),
+        (lambda model, file: tvmopt.load(b"x.tvmopt"), "from a path, not from bytes"),
+        (lambda model, file: tvmopt.load(file, threads="2"), "threads is '2'"),
+        (lambda model, file: tvmopt.load(file, threads=True), "threads is True"),
+        (lambda model, file: tvmopt.load(file, threads=2.0), "threads is 2.0"),
+        (lambda model, file: tvmopt.run(file, seed=-1), "the seed is -1"),
+        (lambda model, file: tvmopt.run(file, seed=1.5), "the seed is 1.5"),
+        (lambda model, file: tvmopt.run(file, duration=float("inf")), "inf is no time to measure for"),
+        (lambda model, file: tvmopt.run(file, output=f"{file}.npz/"), "the output is a folder"),
+        (lambda model, file: tvmopt.inspect(None), "not a path but NoneType"),
+        (lambda model, file: tvmopt.compile(None), "not NoneType"),
+        (lambda model, file: tvmopt.compile(model, threads=2.5), "threads is 2.5"),
+        (lambda model, file: tvmopt.compile(model, output=5), "an output is a path, not int"),
+        (lambda model, file: tvmopt.compile(model, tolerance=float("nan")), "nan is not a tolerance"),
+        (lambda model, file: tvmopt.compile(model, tolerance=float("inf")), "inf is not a tolerance"),
+        (lambda model, file: tvmopt.refit(file, model, tolerance=float("nan")), "nan is not a tolerance"),
+        (lambda model, file: tvmopt.refit(file, None), "not NoneType"),
+    ],
+)
+def test_arguments_that_are_none(
+    call: Callable[[object, object], object], words: str, compiled: tvmopt.Compiled, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        call(small_model(), compiled.save(tmp_path / "small.tvmopt"))
 
 
 def test_a_compiled_model_is_called(compiled: tvmopt.Compiled) -> None:

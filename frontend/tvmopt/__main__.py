@@ -13,6 +13,7 @@ import sys
 
 def main() -> int:
     """Load the command line and run it: returns the exit code, see :func:`tvmopt.cli.main`."""
+    _open_streams()
     if sys.platform != "linux" and sys.argv[1:2] not in (["doctor"], ["--version"], ["--help"], ["-h"], []):
         return _refused()
     from tvmopt.ending import handlers
@@ -28,6 +29,22 @@ def main() -> int:
     for number in ours:
         signal.signal(number, signal.SIG_IGN)  # all is done: Python only clears up
     return code
+
+
+def _open_streams() -> None:
+    """Open /dev/null in place of the standard streams that whoever started this process has closed, as for a daemon.
+    Otherwise the next file or pipe would get such a number, and be taken for the stream by every child process."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)  # also where it is the same: children inherit it then
+            os.set_inheritable(number, True)
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", buffering=1, closefd=False))
 
 
 def _refused() -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tvmopt.amounts import check_seconds, check_tolerance
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
 from tvmopt.errors import ArtifactError, InputError, TvmoptError
@@ -313,6 +314,8 @@ def run(
         raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}.", fix="give arrays by name: {'x': array}")
+    if duration is not None:
+        check_seconds(duration)
     if output is not None:
         from tvmopt.compiler.request import model_files
 
@@ -428,10 +431,11 @@ def refit(
     Raises:
         ArtifactError: the model's structure is not the artifact's, or versions or the machine's
             description have changed.
-        AccuracyError: see :func:`compile`.
+        AccuracyError, InputError: see :func:`compile`.
     """
     from tvmopt.compiler.request import model_files
 
+    check_tolerance(tolerance)
     check_writable(output, reads=model_files(model))
     fleet = None if isinstance(artifact, Artifact) else Fleet.read(artifact)
     if fleet is None:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import IO, Any, Self
 
 from tvmopt import errors
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import TvmoptError, limit_of
 
 try:
     import resource
@@ -278,6 +278,13 @@ def main() -> None:
         _tell(pipe, {"error": freeze(error)})
     except KeyboardInterrupt:
         os._exit(130)
+    except Exception as error:
+        if (limit := limit_of(error)) is not None:
+            _tell(pipe, {"error": freeze(limit)})
+        elif scarce_memory() and isinstance(error, MemoryError | ImportError | OSError):
+            os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
+        else:
+            raise
     for stream in (pipe, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # generated libraries can crash in their destructors; everything is said

@@ -12,6 +12,8 @@ names are arguments (:func:`in_python`). A bug of ours is *not* a ``TvmoptError`
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 
@@ -90,8 +92,8 @@ class MissingDependency(TvmoptError):
 
 
 ARGUMENTS = (
-    *("batch", "budget", "exact", "kernel", "model", "node", "only"),
-    *("precision", "store", "streams", "target", "threads", "tolerance", "verify"),
+    *("atol", "batch", "budget", "duration", "exact", "kernel", "model", "node", "only"),
+    *("precision", "rtol", "seed", "store", "streams", "target", "threads", "tolerance", "verify"),
 )
 """Options of the command line that are arguments of Python's functions, by the same names."""
 
@@ -141,6 +143,30 @@ def reason(error: BaseException) -> str:
     ('No such file or directory', '3 axes')
     """
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+_LIMITS = {
+    errno.EMFILE: ("this process may not open so many files.", "raise `ulimit -n`"),
+    errno.ENFILE: ("this machine has too many open files.", "end some of its processes"),
+    errno.EFBIG: ("cannot write: a file may not become so large.", "raise `ulimit -f`"),
+    errno.ENOSPC: (f"cannot write: {os.strerror(errno.ENOSPC)}", "free some space, or name another folder in TMPDIR"),
+    errno.EDQUOT: (f"cannot write: {os.strerror(errno.EDQUOT)}", "free some space, or name another folder in TMPDIR"),
+}
+
+
+def limit_of(error: BaseException | None, where: str = "") -> InputError | None:
+    """The limit of the machine, or of this process, that an exception is due to; None where it is due to none.
+
+    >>> print(limit_of(OSError(errno.EMFILE, "Too many open files")))
+    this process may not open so many files.
+      fix:   raise `ulimit -n`
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _LIMITS:
+            what, fix = _LIMITS[error.errno]
+            return InputError(what, where=where, fix=fix)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def collect(errors: Sequence[TvmoptError]) -> TvmoptError:

@@ -3,7 +3,9 @@ that writes one for a user."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 import tempfile
 import zipfile
@@ -12,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tvmopt.errors import InputError, TvmoptError, collect, reason
+from tvmopt.errors import InputError, TvmoptError, collect, limit_of, reason
 
 
 def check_writable(*paths: str | Path | None, reads: Iterable[str | Path] = ()) -> None:
@@ -26,7 +28,7 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path] = ()) 
         InputError: each path that is a folder, or whose folder is missing or cannot be written; that stands for two
             results, or is one of `reads`.
     """
-    problems = [(str(p), problem) for p in paths if p and (problem := _problem(Path(p)))]
+    problems = [(str(p), problem) for p in paths if p and (problem := _problem(p))]
     if not problems:
         plain = [Path(p) for p in paths if p and not _special(Path(p))]
         real = [path.resolve() for path in plain]
@@ -46,26 +48,40 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path] = ()) 
         raise collect([InputError(what, where=path, fix=fix) for path, (what, fix) in problems])
 
 
-def _problem(path: Path) -> tuple[str, str] | None:
+def _problem(given: str | Path) -> tuple[str, str] | None:
     """What is wrong with a path to write to, and how to mend it."""
-    if path.is_dir():
-        return "the output is a folder.", f"give a file in it: {path / 'NAME'}"
-    if _special(path):
-        return None
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        return "the folder of the output does not exist.", "create it, or give another"
+    if not isinstance(given, str | os.PathLike):
+        return f"an output is a path, not {type(given).__name__}.", "give the path of a file"
+    path = Path(given)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=folder)
-    except OSError as error:
-        return f"cannot write the file: {error.strerror}", "give another path, or mend the folder's permissions"
+        if path.is_dir() or str(given).endswith(os.sep):
+            return "the output is a folder.", f"give a file in it: {path / 'NAME'}"
+        if _special(path):
+            return None
+        folder = _folder(path)
+        if folder is None:
+            return "the folder of the output does not exist.", "create it, or give another"
+        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
+    except (OSError, ValueError) as error:
+        return f"cannot write the file: {reason(error)}", "give another path, or mend the folder's permissions"
     os.close(handle)
     os.unlink(name)
     return None
 
 
+def _folder(path: Path) -> Path | None:
+    """The folder of a file to write, links followed; None where there is none, as in a working directory that somebody
+    has removed."""
+    try:
+        folder = path.resolve().parent
+    except FileNotFoundError:
+        return None
+    return folder if folder.is_dir() else None
+
+
 def _special(path: Path) -> bool:
-    """Whether the path is there and no plain file: /dev/stdout, a named pipe. It is written as it is."""
+    """Whether the path is there and no plain file: /dev/stdout, a named pipe. What is written there goes to a temporary
+    file first, since whoever writes a zip goes back in it."""
     return path.exists() and not path.is_file()
 
 
@@ -81,21 +97,23 @@ def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes
     Raises:
         InputError: the folder does not exist or cannot be written, or the disk is full.
     """
-    path = Path(path)
     problem = _problem(path)
     if problem:
         raise InputError(problem[0], where=str(path), fix=problem[1])
+    path = Path(path)
     if _special(path):
         try:
-            with path.open("wb") as stream:
-                yield stream
+            with path.open("wb") as stream, tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                shutil.copyfileobj(file, stream)
         except BrokenPipeError:
             raise  # `... | head`: whoever reads has enough
         except OSError as error:
             raise _full(path, error) from error
         return
     real = path.resolve()
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=real.parent)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=real.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -113,6 +131,8 @@ def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes
 
 
 def _full(path: Path, error: OSError) -> InputError:
+    if error.errno != errno.ENOSPC and (limit := limit_of(error, str(path))):
+        return limit
     return InputError(f"cannot write the file: {reason(error)}", where=str(path), fix="free some space")
 
 
@@ -122,6 +142,8 @@ def open_plain(path: str | Path) -> IO[bytes]:
     Raises:
         OSError, ValueError: it cannot be opened, or is another kind of file.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"it is not a path but {type(path).__name__}")
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -156,7 +178,7 @@ def make_folder(path: str | Path) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a text as UTF-8, whole or not at all."""
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # a file's name may be bytes that are no text
 
 
 def private_cache(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect as signatures
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_every_command_has_help(name: str) -> None:
     assert tvmopt(name, "--help").returncode == 0
 
 
+NO_VALUES = (
+    "run x.tvmopt --seed -5", "bench x.onnx --seed -5", "compare x.onnx --seed -5", "tune x.onnx --seed -5",
+    "generate x.tvmopt --seed -5", "surgeon reduce x.onnx -o y.onnx --seed -5",
+    "serve . --max-body inf", "serve . --timeout nan", "run x.tvmopt --duration inf", "run x.tvmopt --duration 1e99",
+    "bench x.onnx --duration 1e99", "compile x.onnx --tolerance inf", "compile x.onnx --tolerance nan",
+    "refit x.tvmopt y.onnx --tolerance inf", "surgeon reduce x.onnx -o y.onnx --atol inf",
+    "tune x.onnx --list-tasks --budget nan", "tune x.onnx --list-tasks --budget -5m",
+    "compile x.onnx --shape a:1x3x", "compile x.onnx --shape a:1x3,", "compile x.onnx --shape a:1xx3",
+    "compile x.onnx --shape a:1x3 --shape a:2x3", "compile x.onnx --value a=1 --value a=2",
+)  # fmt: skip
+"""Commands whose last option has a value that it cannot have."""
+
+
 def test_wrong_use() -> None:
     for arguments, words in (
         (["cmpile", "x"], "did you mean 'compile'"),
@@ -96,6 +110,7 @@ def test_wrong_use() -> None:
         (["compile", "x.onnx", "--precision", "int8"], "onnxruntime.quantization"),
         (["run", "missing.tvmopt"], "No such file"),
         (["run", "missing.tvmopt", "--fill", "noise"], "random, zeros or ones"),
+        *((line.split(), line.split()[-2]) for line in NO_VALUES),
     ):
         done = tvmopt(*arguments)
         assert done.returncode == 2, arguments
@@ -320,6 +335,34 @@ def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals, folder: 
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (7, "went on\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ('{run} >&-', 0, ""),
+        ('{compile} -o {out} >&- 2>&- <&- && test -s {out}', 0, ""),
+        ('mkdir gone && cd gone && rmdir ../gone && {compile}', 2, "the folder of the output does not exist"),
+        ('cp {model} "$(printf "n\\377\\376.onnx")" && {tvmopt} compile n*.onnx', 0, ".tvmopt"),
+        ('{compile} -o {out} --store ""', 2, "cannot open the tuning store"),
+        ('{compile} -o "$(printf "x%.0s" $(seq 300))"', 2, "File name too long"),
+        ('ulimit -n 10; {compile} -o {out} --no-cache', 2, "ulimit -n"),
+        ('ulimit -f 10; {compile} -o {out} --no-cache', 2, "ulimit -f"),
+        ('ulimit -v 400000; {compile} -o {out} --no-cache', 70, "ulimit -v"),
+        ('{run} -o /dev/null', 0, "output"),
+        ('{run} -o /dev/stdout | wc -c | grep -q ...', 0, ""),
+    ],
+)  # fmt: skip
+def test_where_a_shell_starts_it(line: str, code: int, words: str, folder: Path, tmp_path: Path) -> None:
+    """Closed streams, limits, a folder that is gone, names that are no text: no traceback, and no talk of a bug."""
+    command = shlex.join(COMMAND)
+    names = {"tvmopt": command, "model": folder / "small.onnx", "out": tmp_path / "out.tvmopt"}
+    names |= {"compile": f"{command} compile {names['model']}", "run": f"{command} run {folder / 'small.tvmopt'}"}
+    done = subprocess.run(
+        ["bash", "-c", line.format(**names)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    told = done.stdout + done.stderr
+    assert (done.returncode, words in told, "Traceback" in told, "bug" in told) == (code, True, False, False), told
 
 
 def test_a_full_disk_behind_stdout() -> None:

@@ -53,6 +53,17 @@ def test_weights_among_the_inputs(tmp_path: Path) -> None:
     assert [i.name for i in onnx.load(tmp_path / "int8.onnx").graph.input] == ["x"]
 
 
+def test_a_model_without_layers_to_quantise(tmp_path: Path) -> None:
+    """It has an open size, too, and nothing of it is measured by itself."""
+    graph = onnx.parser.parse_graph("g (float[n, 3] a) => (float[n, 3] b) { b = Relu(a) }")
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m"
+    )
+    np.savez(tmp_path / "data.npz", a=np.ones((2, 3), np.float32))
+    found = quantize(tmp_path / "m", tmp_path / "int8.onnx", data=tmp_path / "data.npz", method="onnxruntime")
+    assert found.layers == () and list(found.outputs or ()) == ["b"]
+
+
 def test_the_file_says_how_it_was_made(tmp_path: Path) -> None:
     model, data = write(tmp_path)
     found = quantize(model, tmp_path / "int8.onnx", data=data, method="onnxruntime", exclude=["fir*"])

@@ -146,6 +146,13 @@ def test_what_is_no_array_is_converted_once(model: Model) -> None:
     assert [c.reads for c in counted.values()] == [1, 1]
 
 
+def test_the_other_order_of_bytes_is_copied(path: Path) -> None:
+    feeds = feeds_of(2, 5)
+    other = {name: array.astype(array.dtype.newbyteorder()) for name, array in feeds.items()}
+    for found, expected in zip(tvmopt.load(path).run(other).values(), theirs(feeds), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_wrong_dtype_is_told_before_a_size_that_is_out_of_range(model: Model) -> None:
     feeds = {name: array.astype("float32") for name, array in feeds_of(10, 5).items()}
     with pytest.raises(InputError) as error:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tvmopt.amounts import check_seed
 from tvmopt.runtime.tensors import Array, numpy_dtype
 
 FULL = (1, 2)  # the bounds of a decoder's mask
@@ -45,8 +46,11 @@ def sample_inputs(
         fill: "random", "zeros" or "ones".
         bounds: of integer inputs the lowest value and the first that is too large, from
             :func:`tvmopt.analysis.bounds.integer_bounds` (older artifacts: only the latter); default 0 and 2.
+
+    Raises:
+        InputError: the seed is negative, or no whole number.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(check_seed(seed))
     arrays = {}
     for info in inputs:
         dtype, bound = numpy_dtype(info.dtype), (bounds or {}).get(info.name, SMALL)

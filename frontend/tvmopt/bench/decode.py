@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvmopt.amounts import check_seed
 from tvmopt.analysis.comparator import Comparison, compare
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, cache_sizes, measure_peaks, read_bandwidth
@@ -244,7 +245,7 @@ def _subject(
     costs = {phase: _cost(loaded, prepared, at, file.name) for phase, at in sizes.items()}
     caches = {t.name: t.shape for t in costs["prefill"].inputs}
     empty = {c.past: caches[c.past] for c in roles.caches}
-    generator = np.random.default_rng(settings.seed)
+    generator = np.random.default_rng(check_seed(settings.seed))
     vocabulary = _vocabulary(prepared, roles.logits)
     feeds = {name: generator.integers(0, vocabulary, n) for name, n in ((PROMPT, prompt), (FED, new))}
     feeds[TEXTS] = np.array([texts])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tvmopt.amounts import check_seconds
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.records import Turn
 from tvmopt.children import Progress
@@ -43,6 +44,11 @@ class Plan:
     pause: float = 0.02
     warmup: float = 3.0
     patience: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_seconds(self.turn * self.rounds)
+        check_seconds(self.warmup, "--warmup")
+        check_seconds(self.pause, "--pause")
 
     @property
     def of_launch(self) -> int:

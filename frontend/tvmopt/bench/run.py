@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmopt.amounts import check_seed, check_tolerance
 from tvmopt.analysis.comparator import Comparison
 from tvmopt.analysis.feeds import completed
 from tvmopt.analysis.judge import Judge, Truth
@@ -64,6 +65,10 @@ class Settings:
     save: str = ""
     reuse: bool = False
     floor: bool = True
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_tolerance(self.tolerance)
 
 
 def bench(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from typer.core import TyperGroup
 
 from tvmopt.children import prepare
 from tvmopt.ending import received
-from tvmopt.errors import InputError, TvmoptError
+from tvmopt.errors import InputError, TvmoptError, limit_of
 from tvmopt.texts import printable
 
 COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
@@ -112,7 +113,27 @@ HELP = {"-h", "--help"}
 
 
 def _load(name: str) -> Any:
-    return typer.main.get_command(import_module(f"tvmopt.cli.{name}").app)
+    command = typer.main.get_command(import_module(f"tvmopt.cli.{name}").app)
+    _refuse_infinite(command)
+    return command
+
+
+def _refuse_infinite(command: Any) -> None:
+    """Let a command, or each of a group, refuse NaN and infinity wherever it takes a number: they are none in JSON, no
+    size and no time, and a tolerance of them would allow everything."""
+    for inner in getattr(command, "commands", {}).values():
+        _refuse_infinite(inner)
+    asked = command.callback
+    flags = {option.name: max(option.opts, key=len) for option in command.params}
+
+    def checked(**values: Any) -> Any:
+        for name, value in values.items():
+            if isinstance(value, float) and not isfinite(value):
+                raise InputError(f"{flags[name]} is {value}.", where=flags[name], fix="give a finite number")
+        return asked(**values)
+
+    if asked is not None:
+        command.callback = checked
 
 
 def _stub(name: str) -> Any:
@@ -182,11 +203,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
             print(f"InputError: {told}", file=sys.stderr)
             return 2
-        if error.errno != errno.ENOSPC:
+        limit = limit_of(error)
+        if limit is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"InputError: cannot write: {error.strerror}\n  fix:   free some space", file=sys.stderr)
-        return 2
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # what is left to print cannot be printed either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{type(limit).__name__}: {limit.told()}", file=sys.stderr)
+        return limit.exit_code
     except SystemExit as stop:
         if stop.code == 130:  # typer's word for Ctrl-C
             return _interrupted(arguments)

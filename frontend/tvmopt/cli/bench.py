@@ -83,7 +83,7 @@ def command(
     tolerance: Annotated[
         float | None, typer.Option(min=0, help="Of the outputs, relative to the largest.", show_default="derived")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     save: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the engine files there.")] = None,
     load: Annotated[str | None, typer.Option(metavar="DIR", help="Take the engine files from there.")] = None,
     export_times: Annotated[

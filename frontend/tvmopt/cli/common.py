@@ -86,9 +86,11 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
     problems = []
     for text in texts:
         name, colon, dims = text.rpartition(":")
-        parts = [d for d in dims.replace(",", "x").strip("[]").split("x") if d]
-        sizes = tuple(map(_size, parts))
-        if not colon or not name or None in sizes:
+        inner = dims.strip().removeprefix("[").removesuffix("]").replace(",", "x")
+        sizes = tuple(map(_size, inner.split("x"))) if inner.strip() else ()
+        if name in shapes:
+            problems.append(_twice("shape", name, f"--shape {text}"))
+        elif not colon or not name or None in sizes:
             problems.append(
                 InputError(
                     f"{text!r} is not a shape.",
@@ -101,6 +103,10 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
     if problems:
         raise collect(problems)
     return shapes
+
+
+def _twice(what: str, name: str, where: str) -> InputError:
+    return InputError(f"the {what} of {name!r} is given twice.", where=where, fix="give it once")
 
 
 def _size(text: str) -> int | str | None:
@@ -130,7 +136,9 @@ def parse_values(texts: Sequence[str]) -> dict[str, Any]:
             value = json.loads(number)
         except ValueError:
             value = None
-        if not equals or not name or not _numbers(value):
+        if name in values:
+            problems.append(_twice("value", name, f"--value {text}"))
+        elif not equals or not name or not _numbers(value):
             fix = "--value NAME=16000, or a list: --value NAME=[0,1]"
             problems.append(InputError(f"{text!r} is not a value.", where="--value", fix=fix))
         else:

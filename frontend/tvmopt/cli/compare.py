@@ -52,7 +52,7 @@ def command(
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; the others are random."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
     ] = None,

@@ -31,7 +31,9 @@ def command(
     temperature: Annotated[float, typer.Option(help="0: always the token with the highest score.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from so many of the highest scores only; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the highest scores that add up to this share.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the drawing.", show_default="another in each run")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the drawing.", show_default="another in each run")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TOKEN", help="End behind this token, a number or </s>; repeatable.")
     ] = None,

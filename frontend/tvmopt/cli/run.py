@@ -36,7 +36,7 @@ def command(
     ] = None,
     precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",
-    seed: Annotated[int, typer.Option(help="Seed of the random fill.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random fill.")] = 0,
     output: Annotated[
         str | None,
         typer.Option(

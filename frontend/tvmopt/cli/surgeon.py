@@ -109,7 +109,7 @@ def reduce(
         Path | None,
         typer.Option("--input", "-i", metavar="FILE.npz", help="Inputs with which it fails; else random."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     target: Annotated[str, typer.Option("--target", "-t", help="Of the built-in checks.")] = "cpu",
     precision: Annotated[str, typer.Option(help="Of the built-in checks.")] = "fp32",
     rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance.", show_default="derived")] = None,

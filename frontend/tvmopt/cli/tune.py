@@ -33,7 +33,7 @@ def command(
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to tune for.", show_default="cores")] = None,
-    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
     store: Annotated[
         Path | None, typer.Option(help="The tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
     ] = None,
@@ -57,6 +57,7 @@ def command(
     from tvmopt.tuning import driver
 
     shapes = parse_shapes(shape or [])
+    driver.parse_duration(budget)
     if list_tasks:
         _list(model, target, precision, shapes, threads, only, as_json)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,10 @@ def check_output(emit: str, requests: Mapping[str, Request], output: str | Path 
         check_request(next(iter(requests.values())), output)
 
 
+def _plans(threads: Any) -> tuple[int | None, ...]:
+    return tuple(threads) if isinstance(threads, Iterable) and not isinstance(threads, str) else (threads,)
+
+
 def requests_of(
     model: Any, *, target: str | Path | Machine = "cpu", threads: int | Sequence[int] | None = None, **options: Any
 ) -> dict[str, Request]:
@@ -93,7 +97,7 @@ def requests_of(
     Raises:
         TargetError, InputError: a target cannot be what is asked for.
     """
-    machines, plans = fleet_of(target), (threads,) if threads is None or isinstance(threads, int) else tuple(threads)
+    machines, plans = fleet_of(target), _plans(threads)
     if not plans or len(set(plans)) < len(plans):
         raise InputError(f"the numbers of threads are {plans}.", fix="give each once: threads=(1, 2, 8)")
     if len(plans) > 1 and machines[0].kind != "llvm":

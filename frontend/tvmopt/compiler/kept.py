@@ -175,7 +175,7 @@ def tuned(records: bool = True, store: str | os.PathLike[str] | None = None) -> 
         return ()
     path = Path(store) if store else default_path()
     found = []
-    for file in (path, path.with_name(path.name + "-wal")):
+    for file in (path, Path(f"{path}-wal")):
         with suppress(OSError):
             status = file.stat()
             if status.st_size:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tvmopt.compiler.dump import Dumps
 from tvmopt.dims import Shapes
+from tvmopt.errors import InputError
 from tvmopt.fields import mentions
 from tvmopt.files import open_plain
 from tvmopt.runtime.manifest import Manifest
@@ -21,6 +22,7 @@ from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine, names
 from tvmopt.targets.precision import check as check_precision
 from tvmopt.targets.precision import check_int8, check_kv_cache
+from tvmopt.texts import printable_line
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Request:
     first: Any = None
 
     def __post_init__(self) -> None:
+        _check_source(self.source)
+        if self.first is not None:
+            _check_source(self.first)
         check_precision(self.precision, self.machine)
         check_int8(self.int8)
         check_kv_cache(self.kv_cache)
@@ -118,10 +123,25 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What the model is called: as asked, or as its file is."""
+        """What the model is called: as asked, or as its file is, whose name may be bytes that are no text."""
         if self.name:
-            return self.name
-        return Path(self.source).name if isinstance(self.source, str | os.PathLike) else "model.onnx"
+            return printable_line(self.name)
+        return printable_line(Path(self.source).name) if isinstance(self.source, str | os.PathLike) else "model.onnx"
+
+
+def _check_source(source: Any) -> None:
+    """Refuse what is no model, before anything looks into it.
+
+    Raises:
+        InputError: it is neither a path nor bytes nor a ModelProto.
+    """
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) and not _is_proto(source):
+        what = f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}."
+        raise InputError(what, fix="pass the path of an .onnx file")
+
+
+def _is_proto(source: Any) -> bool:
+    return hasattr(source, "SerializeToString")
 
 
 def request_of(manifest: Manifest, model: Any) -> Request:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
+from tvmopt.amounts import check_tolerance
 from tvmopt.cache import Artifacts
 from tvmopt.children import Progress
 from tvmopt.compiler.beginning import joined, of_beginning, of_step, two_models
@@ -37,6 +38,9 @@ class Order:
     strip_weights: bool
     cache: bool
     emit: str = "artifact"
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
 
     def kept(self, request: Request) -> Kept | None:
         """Where the artifact is kept; None where it is not.

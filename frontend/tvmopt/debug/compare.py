@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvmopt.amounts import check_seed, check_tolerance
 from tvmopt.analysis.judge import of_output
 from tvmopt.children import Progress
 from tvmopt.compiler.request import model_files
@@ -115,6 +116,9 @@ def compare(
     from tvmopt.runtime.artifact import is_artifact, read
     from tvmopt.targets.detect import usable_cores
 
+    check_seed(seed)
+    check_tolerance(rtol, "--rtol")
+    check_tolerance(atol, "--atol")
     chosen = tuple(engines) or (() if other else ("tvmopt",))
     for spec in chosen:
         parse(spec)

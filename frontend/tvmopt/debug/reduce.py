@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvmopt.amounts import check_seed, check_tolerance
 from tvmopt.analysis.feeds import arrays_of, completed
 from tvmopt.children import Progress
 from tvmopt.debug.check import Check, Command, Finding, Numbers
@@ -97,6 +98,9 @@ def reduce(
     """
     from tvmopt import children
 
+    check_seed(seed)
+    check_tolerance(rtol, "--rtol")
+    check_tolerance(atol, "--atol")
     if mode not in MODES:
         raise InputError(f"there is no mode {mode!r}.", where="--mode", fix=" or ".join(MODES))
     if check not in ("numbers", "compile"):

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvmopt.errors import ModelError, reason
 from tvmopt.quantization.data import Array, Feeds
 from tvmopt.quantization.records import Layer
 
@@ -20,13 +21,21 @@ OWN = "::own"
 
 
 def session(model: onnx.ModelProto) -> Any:
-    """onnxruntime's session of a model, quiet and as the file says."""
+    """onnxruntime's session of a model, quiet and as the file says.
+
+    Raises:
+        ModelError: onnxruntime cannot load it.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever onnxruntime raises
+        told = f"onnxruntime cannot load the model: {reason(error).splitlines()[0][:300]}"
+        raise ModelError(told, fix="try the other --method, or --exclude the nodes that it names") from error
 
 
 class Ratio:
@@ -65,7 +74,7 @@ def measure(
     inside = [n.output[0] for n in shared]
     float_session = session(_with_outputs(exact, [*needed, *(n.output[0] for n in nodes)]))
     whole_session = session(_with_outputs(quantised, inside))
-    alone_session = session(alone)
+    alone_session = session(alone) if shared else None  # onnxruntime takes no model without nodes
     given = {i.name for i in exact.graph.input}
     own, total = ({n.output[0]: Ratio() for n in nodes} for _ in range(2))
     ends = {name: Ratio() for name in outputs}
@@ -73,7 +82,7 @@ def measure(
     for sample in feeds:
         real = run(float_session, sample)
         found = run(whole_session, sample)
-        single = run(alone_session, {n: sample[n] if n in given else real[n] for n in needed})
+        single = run(alone_session, {n: sample[n] if n in given else real[n] for n in needed}) if shared else {}
         for name in inside:
             total[name].add(real[name], found[name])
             own[name].add(real[name], single[name + OWN])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -259,8 +260,11 @@ def open_file(path: str | Path) -> Any:
     """Open a file that is to be an artifact.
 
     Raises:
-        ArtifactError: it is a folder, or cannot be opened.
+        InputError: it is no path. ArtifactError: it is a folder, or cannot be opened.
     """
+    if not isinstance(path, str | os.PathLike):
+        fix = "give the path of the file that `tvmopt compile` wrote"
+        raise InputError(f"an artifact is read from a path, not from {type(path).__name__}.", fix=fix)
     if Path(path).is_dir():
         raise ArtifactError(
             "a folder, not an artifact.", where=str(path), fix="give the file that `tvmopt compile` wrote"

@@ -105,7 +105,7 @@ class Model:
                 fix=f"put them in: tvmopt refit {artifact.where} {manifest.model}",
             )
         if threads is not None:
-            pool.check_threads(threads, "threads")
+            threads = pool.check_threads(threads, "threads")
         artifact.check_host()
         if "amx-tile" in manifest.features:
             use_tiles(artifact.where)
@@ -614,7 +614,7 @@ def load(
         InputError: the artifact has no such target; this process may not use those cores.
     """
     if threads is not None:
-        pool.check_threads(threads, "threads")
+        threads = pool.check_threads(threads, "threads")
     given = parse(cores) if cores is not None else None
     used = threads or (default_threads(pool.MOST, given) if given is not None else 0)
     artifact = artifacts.read(path, mapped=mapped, verify=verify, target=target or "", threads=used, cores=given)

@@ -131,9 +131,10 @@ def check_threads(threads: int, what: str) -> int:
     """The number, if it can be used.
 
     Raises:
-        InputError: below 1 or above what the pool has room for.
+        InputError: below 1 or above what the pool has room for, or no whole number.
     """
-    if not 1 <= threads <= MOST:
+    whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
+    if not whole or not 1 <= threads <= MOST:
         fix = f"give 1 to {MOST}; more threads than cores make a model slower"
-        raise InputError(f"{what} is {threads}, which is not a number from 1 to {MOST}.", fix=fix)
-    return threads
+        raise InputError(f"{what} is {threads!r}, which is not a number from 1 to {MOST}.", fix=fix)
+    return int(threads)

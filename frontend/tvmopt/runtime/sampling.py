@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvmopt.amounts import check_seed
 from tvmopt.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -40,6 +41,8 @@ def choice(*, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed
     for wrong, name, value, fix in problems:
         if wrong:
             raise InputError(f"{name} is {value}.", fix=f"give {fix}")
+    if seed is not None:
+        check_seed(seed)
     if temperature == 0:
         return lambda scores: int(np.argmax(scores))
     generator = np.random.default_rng(seed)

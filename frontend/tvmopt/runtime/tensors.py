@@ -172,7 +172,8 @@ def _to_host(tensor: Any, info: TensorInfo) -> Array:
 
 
 def as_array(value: Any, info: TensorInfo, bound: Collection[str] = ()) -> Array | InputError:
-    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception.
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception. Bytes
+    in another machine's order are copied into this one's.
 
     Args:
         bound: inputs whose open shapes the compile was given: with other ones it makes another model.
@@ -202,7 +203,7 @@ def as_array(value: Any, info: TensorInfo, bound: Collection[str] = ()) -> Array
         fix = f"reshape it, or {other if info.name in bound else fixed}"
         wanted = info.shape if not is_open(info.shape) else f"({', '.join(map(str, info.shape))})"
         return InputError(f"the shape is {array.shape}, the model takes {wanted}.", where=where, fix=fix)
-    return array
+    return array if array.dtype.isnative else array.astype(info.numpy_dtype)
 
 
 def _other_dtype(value: Any, dtype: str, info: TensorInfo) -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmopt.amounts import check_seed
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
@@ -120,6 +122,7 @@ def tune(
         InputError: a budget that cannot be read, a name that no kernel has, a precision the target lacks.
         TuningError: the store cannot be used; the target is another machine's and no runner was given.
     """
+    check_seed(seed)
     machine = Machine.load(target).with_threads(threads)
     check_precision(precision, machine)
     own = runner is None
@@ -267,10 +270,12 @@ def parse_duration(text: str | float) -> float:
     """
     words = str(text).strip()
     units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([dhms]?)", words)
-    if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*([dhms]?)", "", words).strip():
+    part = r"([0-9]+(?:\.[0-9]+)?)\s*([dhms]?)"
+    parts = re.findall(part, words)
+    seconds = sum(float(number) * units[unit] for number, unit in parts)
+    if not parts or re.sub(part, "", words).strip() or math.isinf(seconds):
         raise InputError(f"{words!r} is not a duration", where="--budget", fix="90m, 2h, 1h30m, or seconds")
-    return sum(float(number) * units[unit] for number, unit in parts)
+    return seconds
 
 
 def refuse_foreign(machine: Machine) -> None:
