@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +99,29 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
         Store(path)
     with pytest.raises(TuningError, match="no tuning store"):
         Store(tmp_path / "absent.db", must_exist=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_store_is_named(seed: int, tmp_path: Path) -> None:
+    """SQLite's errors quote the damage, which is no UTF-8; what a row holds is no JSON and no archive any more."""
+    path = tmp_path / "s.db"
+    with Store(path) as store:
+        store.begin("run", "model", "t", '{"a": 1}')
+        store.put_workload(KEY.workload, "module" * 99)
+        for point in range(40):
+            store.add(record(point, verdict=WON), "run", 1.0)
+    content, draw = bytearray(path.read_bytes()), random.Random(seed)
+    for _ in range(200 if seed < 10 else 3000):
+        content[draw.randrange(100, len(content))] ^= 255
+    path.write_bytes(content)
+
+    def use(store: Store) -> None:
+        store.records(), store.sessions(), store.facts("run"), store.used("run"), list(store.workloads())
+        store.claim(KEY, [record(1).candidate], 0.0)
+        store.add(record(1000), "run", 1.0)
+
+    with suppress(TuningError), Store(path) as store:
+        use(store)
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:

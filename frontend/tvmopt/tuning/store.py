@@ -25,6 +25,8 @@ from tvmopt.tuning.record import Candidate, Key, Record, Verdict, now
 
 FORMAT = 1
 CLAIM_SECONDS = 300.0
+ANOTHER = "name another file with --store, or move this one away"
+"""How to mend a store that cannot be used."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record(
@@ -91,12 +93,8 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
             self._prepare()
-        except (sqlite3.Error, OSError) as error:
-            raise TuningError(
-                f"cannot open the tuning store: {error}",
-                where=str(self.path),
-                fix="name another file with --store, or move this one away",
-            ) from error
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise self._error("cannot open the tuning store", error) from error
 
     def _prepare(self) -> None:
         for attempt in range(200):
@@ -116,6 +114,10 @@ class Store:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={FORMAT}")
+
+    def _error(self, what: str, error: Exception, fix: str = ANOTHER) -> TuningError:
+        told = "it is damaged" if isinstance(error, UnicodeDecodeError) else str(error)  # SQLite quotes what it found
+        return TuningError(f"{what}: {told}", where=str(self.path), fix=fix)
 
     def close(self) -> None:
         self._db.close()
@@ -142,9 +144,21 @@ class Store:
                 with suppress(sqlite3.Error):  # SQLite has rolled back by itself when the disk is full
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             fix = "free some space or mend the permissions, then start again: what was measured is kept"
-            raise TuningError(f"cannot write the tuning store: {error}", where=str(self.path), fix=fix) from error
+            raise self._error("cannot write the tuning store", error, fix) from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What is read may have been damaged on its disk: its pages, and the JSON and the archives in its rows.
+
+        Raises:
+            TuningError: it was.
+        """
+        try:
+            yield
+        except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
+            raise self._error("cannot read the tuning store", error) from error
 
     # -- measurements ------------------------------------------------------------------------------
 
@@ -212,8 +226,9 @@ class Store:
             values.append(session)
         if won:
             where.append("verdict LIKE '%\"won\": true%'")
-        rows = self._db.execute(f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values)
-        return [_record(row) for row in rows]
+        with self._reading():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values)
+            return [_record(row) for row in rows]
 
     def best(self, key: Key) -> Record | None:
         """The record that won its final by most; None if none did."""
@@ -284,7 +299,8 @@ class Store:
 
     def facts(self, session: str) -> dict[str, Any]:
         """What a session remembers."""
-        row = self._db.execute("SELECT coalesce(info,'') FROM session WHERE id=?", (session,)).fetchone()
+        with self._reading():
+            row = self._db.execute("SELECT coalesce(info,'') FROM session WHERE id=?", (session,)).fetchone()
         try:
             found = json.loads(row[0]) if row else {}
         except ValueError:
@@ -294,13 +310,15 @@ class Store:
     def sessions(self) -> list[Session]:
         """Every session, in the order they were begun."""
         columns = "id,model,target,seconds,started,coalesce(info,'')"
-        rows = self._db.execute(f"SELECT {columns} FROM session ORDER BY started, rowid")
-        return [Session(*row) for row in rows.fetchall()]
+        with self._reading():
+            rows = self._db.execute(f"SELECT {columns} FROM session ORDER BY started, rowid")
+            return [Session(*row) for row in rows.fetchall()]
 
     def used(self, session: str) -> tuple[int, float]:
         """(trials, seconds) of a session, all tuners that share it together."""
-        (trials,) = self._db.execute("SELECT count(*) FROM record WHERE session=?", (session,)).fetchone()
-        row = self._db.execute("SELECT seconds FROM session WHERE id=?", (session,)).fetchone()
+        with self._reading():
+            (trials,) = self._db.execute("SELECT count(*) FROM record WHERE session=?", (session,)).fetchone()
+            row = self._db.execute("SELECT seconds FROM session WHERE id=?", (session,)).fetchone()
         return trials, row[0] if row else 0.0
 
     def spend(self, session: str, seconds: float) -> None:
@@ -317,12 +335,17 @@ class Store:
 
     def workloads(self) -> Iterator[tuple[str, str]]:
         """Every (hash, module)."""
-        for digest, module in self._db.execute("SELECT hash, module FROM workload ORDER BY hash").fetchall():
-            yield digest, zlib.decompress(module).decode()
+        with self._reading():
+            rows = self._db.execute("SELECT hash, module FROM workload ORDER BY hash").fetchall()
+        for digest, module in rows:
+            with self._reading():
+                text = zlib.decompress(module).decode()
+            yield digest, text
 
     def workload(self, digest: str) -> str | None:
-        row = self._db.execute("SELECT module FROM workload WHERE hash=?", (digest,)).fetchone()
-        return zlib.decompress(row[0]).decode() if row else None
+        with self._reading():
+            row = self._db.execute("SELECT module FROM workload WHERE hash=?", (digest,)).fetchone()
+            return zlib.decompress(row[0]).decode() if row else None
 
 
 def _key(key: Key) -> tuple[str, str, str, str, int]:
@@ -351,7 +374,8 @@ def _owner() -> str:
 
 
 def _alive(owner: str) -> bool:
-    pid, started, boot = owner.split(":")
+    pid, _, rest = owner.partition(":")
+    started, _, boot = rest.partition(":")
     if boot != _boot():
         return True  # another machine's, on a shared file: its claim ends by the clock
     return _started(int(pid)) == started
