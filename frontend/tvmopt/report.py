@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tvmopt.errors import ArtifactError, reason
-from tvmopt.plain import plain
+from tvmopt.plain import plain, typed
 
 
 @dataclass(frozen=True)
@@ -151,23 +151,21 @@ class Flow:
     storages: tuple[int, ...] = ()
     folded: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        places, blocks = range(len(self.values)), range(-1, len(self.storages))
+        read = {*self.outputs, *(i for step in self.steps for i in (*step.inputs, *step.outputs))}
+        if not all(i in places for i in read) or not all(value.storage in blocks for value in self.values):
+            raise ValueError("a step names a tensor, or a tensor a block of memory, that there is not")
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Flow:
-        """From what `plain` made, or from nothing (artifacts of before)."""
-        if not data:
-            return cls()
-        return cls(
-            {key: OnnxNode(**_tuples(node)) for key, node in data["nodes"].items()},
-            tuple(Value(**_tuples(value)) for value in data["values"]),
-            tuple(Step(**_tuples(step)) for step in data["steps"]),
-            tuple(data["outputs"]),
-            tuple(data["storages"]),
-            tuple(data.get("folded", ())),
-        )
+        """From what `plain` made, or from nothing (artifacts of before).
 
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        Raises:
+            TypeError, ValueError: it is of other types, or names what it has not.
+        """
+        made: Flow = typed(cls, dict(data), "flow")
+        return made
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,18 +213,11 @@ class Report:
             ArtifactError: it is not what a compile reports.
         """
         try:
-            return cls._from_dict(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            made: Report = typed(cls, {"seconds": {}, **data}, "report")
+        except (TypeError, ValueError, RecursionError) as error:
             fix = "compile the model again"
             raise ArtifactError(f"the report in the artifact is damaged: {reason(error)}", fix=fix) from error
-
-    @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> Report:
-        kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
-        decisions = tuple(Decision(**d) for d in data["decisions"])
-        flow = Flow.from_dict(data.get("flow", {}))
-        read = {"kernels": kernels, "decisions": decisions, "warnings": tuple(data["warnings"]), "flow": flow}
-        return cls(**{"seconds": {}, **data, **read})
+        return made
 
     def share(self, source: str) -> float:
         """Share (0 to 1) of the model's FLOPs that kernels of this source compute."""

@@ -410,6 +410,13 @@ def test_the_graph_as_a_page(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    from tvmopt.cli.common import print_json
+
+    print_json({"a": [float("inf"), np.float64("nan"), 1.5], "b": Path("x")})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": [None, None, 1.5], "b": "x"}
+
+
 def test_tables_in_a_pipe_are_never_folded(capsys: pytest.CaptureFixture[str]) -> None:
     from tvmopt.cli.common import table
 

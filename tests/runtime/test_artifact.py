@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import ANY
 
 import numpy as np
@@ -17,7 +19,10 @@ import pytest
 
 import tvmopt
 from tests.runtime.small import expected, small_model
+from tvmopt.analysis import graph_html
+from tvmopt.cli import rendering
 from tvmopt.errors import AccuracyError, ArtifactError, InputError
+from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact
@@ -300,6 +305,35 @@ def test_a_tensor_more_than_the_code_takes(artifact: Artifact, tmp_path: Path) -
 def test_a_report_that_is_none(artifact: Artifact, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="report"):
         tvmopt.explain(_rewritten(artifact, tmp_path, report={"kernels": 3}))
+
+
+@pytest.mark.parametrize("value", [[[]], {"a": 1}, float("nan"), -5, 10**400, None, "x"])
+def test_a_report_with_a_value_of_another_type(artifact: Artifact, tmp_path: Path, value: object) -> None:
+    """Whatever is changed in the report, all that reads it reads it, or says that the artifact is damaged."""
+    report = json.loads(artifact.manifest.to_json())["report"]
+    refused = 0
+    for whole, key in [*_places(report)][::3]:
+        kept, whole[key] = whole[key], value
+        try:
+            told = Report.from_dict(report)
+        except ArtifactError as error:
+            refused += 1
+            assert "damaged" in str(error)
+        else:
+            graph_html.html(told, None)
+            for show in (rendering.coverage, rendering.kernels, rendering.between, rendering.launches):
+                show(told)
+            rendering.decisions(told, "applied", 0)
+        whole[key] = kept
+    assert refused > 20
+
+
+def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in JSON data with each of its keys."""
+    for key, inner in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        yield node, key
+        if isinstance(inner, dict | list):
+            yield from _places(inner)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 70, 400, -4096, -1])

@@ -250,14 +250,14 @@ def written(*paths: str | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A result as JSON on stdout: the dataclass, field by field."""
-    json.dump(
-        asdict(value) if is_dataclass(value) and not isinstance(value, type) else value,
-        sys.stdout,
-        indent=2,
-        default=_plain,
-    )
-    print(flush=True)  # who reads it from a pipe may wait for it
+    """A result as JSON on stdout: the dataclass, field by field. JSON has no NaN and no Inf: null in their place."""
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    try:
+        text = json.dumps(plain, indent=2, default=_plain, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(plain, default=_plain), parse_constant=lambda _: None)
+        text = json.dumps(finite, indent=2)
+    print(text, flush=True)  # who reads it from a pipe may wait for it
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -118,7 +117,7 @@ def command(
 
         write_text(html, render(result))
     if as_json:
-        print_json(finite(result.as_dict()))
+        print_json(result.as_dict())
     else:
         render_result(result)
         written(html)
@@ -142,15 +141,6 @@ def tolerances(texts: list[str], flag: str) -> dict[str, float]:
         if not 0 <= found[name] < float("inf"):
             raise InputError(f"{text!r} is not a tolerance.", where=flag, fix=f"{flag} 1e-3, or {flag} NAME:1e-3")
     return found
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no Inf: null in their place."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render_result(result: Any) -> None:

@@ -7,11 +7,9 @@ it needs, hashes of its parts. No time, path or host name is: the same input giv
 from __future__ import annotations
 
 import json
-import types
-import typing
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 from tvmopt.dims import FOUND, Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
 from tvmopt.operators.stored import CARRIERS, FLOAT
-from tvmopt.plain import plain
+from tvmopt.plain import plain, typed
 from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
@@ -259,7 +257,7 @@ def parse(data: bytes, where: str, *, intact: bool = True) -> tuple[Manifest, ..
 def _one(raw: Any) -> Manifest:
     if isinstance(raw, dict) and "fleet" in raw:
         raise TypeError("manifest has an unknown field 'fleet'")
-    manifest: Manifest = _parse(Manifest, raw, "manifest")
+    manifest: Manifest = typed(Manifest, raw, "manifest")
     if manifest.format != FORMAT:
         raise TypeError(f"it is of format {manifest.format}")
     manifest._check_values()
@@ -294,26 +292,3 @@ def installed_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _parse(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way down."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, dict):
-            raise TypeError(f"{where} is not an object")
-        hints = typing.get_type_hints(kind)
-        unknown = set(value) - {f.name for f in fields(kind)}
-        if unknown:
-            raise TypeError(f"{where} has an unknown field {min(unknown)!r}")
-        return kind(**{key: _parse(hints[key], item, f"{where}.{key}") for key, item in value.items()})
-    if origin is tuple and isinstance(value, list):
-        return tuple(_parse(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {key: _parse(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    plain = kind if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else None
-    if plain is None or type(value) is not plain:
-        raise TypeError(f"{where} is {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
-    return value
