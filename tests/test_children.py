@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -84,8 +86,20 @@ def test_crashes_tell_the_stage(kind: str, words: str) -> None:
 def test_a_process_that_the_system_ends_lacked_memory() -> None:
     with pytest.raises(children.Crash) as told:
         call("killed")
-    assert "memory" in children.scarce_memory(told.value.what)
-    assert "--no-verify" not in children.scarce_memory("signal SIGSEGV")
+    assert "memory" in children.starved(told.value.what)
+    assert "--no-verify" not in children.starved("signal SIGSEGV")
+
+
+@pytest.mark.parametrize("killed", ["signal SIGXCPU", "signal SIGKILL"])
+def test_time_of_a_processor_that_is_used_up_is_no_lack_of_memory(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel sends SIGKILL where the soft limit is the hard one, as `ulimit -t` sets them."""
+    limits = {resource.RLIMIT_CPU: 7, resource.RLIMIT_AS: 1 << 29}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    for seconds, words in ((7.0, "ulimit -t"), (1.0, "ulimit -t" if "XCPU" in killed else "memory")):
+        used = SimpleNamespace(ru_utime=seconds, ru_stime=0.0)
+        monkeypatch.setattr(resource, "getrusage", lambda who, used=used: used)
+        assert words in children.starved(killed)
+    assert "ulimit -v" in children.starved("signal SIGSEGV")
 
 
 def test_ctrl_c_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tvm import relax
 
 import tvmopt
 from tests.schedules.harness import module_of, rand
-from tvmopt.errors import ArtifactError, MissingDependency
+from tvmopt.errors import ArtifactError, MissingDependency, TvmoptError
 from tvmopt.pipeline import BUILD_CONFIG, lower, rewrite_kernels
 from tvmopt.runtime.artifact import read
 from tvmopt.targets import Machine
@@ -62,6 +63,27 @@ def test_the_linker_is_looked_for_in_order(monkeypatch: pytest.MonkeyPatch, tmp_
     assert linking.find_linker(OTHER) == (str(tmp_path / f"{OTHER}-linux-gnu-gcc"),)
     monkeypatch.setenv("TVMOPT_CROSS_CC", "mine")
     assert linking.find_linker(OTHER) == (str(tmp_path / "mine"),)
+    monkeypatch.setenv("TVMOPT_CROSS_CC", f"mine --sysroot '{tmp_path}'")
+    assert linking.find_linker(OTHER) == (str(tmp_path / "mine"), "--sysroot", str(tmp_path))
+
+
+@pytest.mark.parametrize("named", ["/nonexistent", "nothing of the kind", "'", tempfile.gettempdir()])
+def test_a_compiler_that_is_named_and_not_there(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one in its place would be a surprise."""
+    for variable, arch in (("CC", host_arch()), ("TVMOPT_CROSS_CC", OTHER)):
+        monkeypatch.setenv(variable, named)
+        with pytest.raises(MissingDependency, match=f"^{variable} names a compiler that is not there"):
+            linking.find_linker(arch)
+
+
+def test_a_compiler_that_fails_in_silence_is_told(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    for words, told in (
+        (["false"], "exit status 1"), (["sh", "-c", "kill -9 $$"], "SIGKILL"), ([str(tmp_path / "text")], "format"),
+    ):  # fmt: skip
+        with pytest.raises(TvmoptError, match=told):
+            linking.run(words, tmp_path, "linking")
 
 
 def test_an_artifact_of_another_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,27 +223,45 @@ def receive() -> Any:
     return json.loads(line)
 
 
-def scarce_memory(what: str = "") -> str:
-    """How to mend a lack of memory: of that which this process was started with (`ulimit -v`), or, where a child ended
-    by SIGKILL, of all; empty where nothing speaks for it.
+def starved(what: str = "") -> str:
+    """How to mend a lack of memory or of time: of that which this process was started with (`ulimit -v`, `-t`), or,
+    where a child ended by SIGKILL, of all; empty where nothing speaks for it.
 
     A C++ library that gets no memory ends the process, and no message says why. Linux kills the process that has most
-    when there is none left.
+    when there is none left, and one that has used up its time.
 
     Args:
         what: how a child ended, as :class:`Crash` says it.
     """
+    if used_up(what):
+        return f"it used up the time of its processor, {_limit('RLIMIT_CPU')} s; raise `ulimit -t`"
     if KILLED in what:
         return (
             "not enough memory, most likely: a process is ended so when the system has none left. Verification takes "
             "most of it: free some, or leave it out (--no-verify)"
         )
-    if resource is None:
-        return ""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
+    limit = _limit("RLIMIT_AS")
+    if limit is None:
         return ""
     return f"not enough memory, most likely: this process may have {limit >> 20} MB of addresses; raise `ulimit -v`"
+
+
+def used_up(what: str) -> bool:
+    """Whether a child ended because it may use no more of a processor's time: by SIGXCPU, or, where the two limits are
+    one, by SIGKILL when the children together had as much."""
+    limit = _limit("RLIMIT_CPU")
+    if limit is None or KILLED not in what:
+        return "SIGXCPU" in what
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime >= 0.9 * limit
+
+
+def _limit(name: str) -> int | None:
+    """What this process was started with; None where that is no limit."""
+    if resource is None:
+        return None
+    limit = resource.getrlimit(getattr(resource, name))[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def die_with_parent() -> None:
@@ -281,7 +299,7 @@ def main() -> None:
     except Exception as error:
         if (limit := limit_of(error)) is not None:
             _tell(pipe, {"error": freeze(limit)})
-        elif scarce_memory() and isinstance(error, MemoryError | ImportError | OSError):
+        elif starved() and isinstance(error, MemoryError | ImportError | OSError):
             os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
         else:
             raise

@@ -114,16 +114,16 @@ def _compiler() -> list[Check]:
     from tvmopt.toolchain.linking import find_cc
 
     try:
-        path = find_cc()
+        command = find_cc()
     except TvmoptError as error:
-        return [Check("C compiler (links kernels)", "broken", error.what, error.fix)]
-    works = subprocess.run(
-        [path, "-shared", "-fPIC", "-x", "c", "-", "-o", os.devnull],
-        input=b"int f;",
-        capture_output=True,
-        check=False,
-    )
-    if works.returncode:
+        found = f"{error.what} {error.where}" if "CC" in error.what else error.what
+        return [Check("C compiler (links kernels)", "broken", found, error.fix)]
+    path, words = " ".join(command), ["-shared", "-fPIC", "-x", "c", "-", "-o", os.devnull]
+    try:
+        works = subprocess.run([*command, *words], input=b"int f;", capture_output=True, check=False).returncode == 0
+    except OSError:
+        works = False
+    if not works:
         return [
             Check(
                 "C compiler (links kernels)",

@@ -349,6 +349,8 @@ def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals, folder: 
         ('ulimit -n 10; {compile} -o {out} --no-cache', 2, "ulimit -n"),
         ('ulimit -f 10; {compile} -o {out} --no-cache', 2, "ulimit -f"),
         ('ulimit -v 400000; {compile} -o {out} --no-cache', 70, "ulimit -v"),
+        ('CC=/nonexistent {compile} -o {out} --no-cache', 5, "CC=/nonexistent"),
+        ('CC=false {compile} -o {out} --no-cache', 2, "exit status 1"),
         ('{run} -o /dev/null', 0, "output"),
         ('{run} -o /dev/stdout | wc -c | grep -q ...', 0, ""),
     ],

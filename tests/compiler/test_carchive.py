@@ -111,7 +111,7 @@ def build(folder: Path, source: str, *libraries: Path, name: str = "main") -> Pa
     (folder / f"{name}.c").write_text(source)
     given = [word for lib in libraries for word in (f"-I{lib}", str(lib / f"lib{lib.name}.a"))]
     words = ["-Wall", "-Wextra", "-Werror", "-O1", str(folder / f"{name}.c"), *given, "-lm", "-pthread"]
-    subprocess.run([find_cc(), *words, "-o", str(folder / name)], check=True)
+    subprocess.run([*find_cc(), *words, "-o", str(folder / name)], check=True)
     return folder / name
 
 

@@ -112,7 +112,7 @@ def test_an_error_of_a_worker_is_the_callers(file: Path) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("alone") / "pool"
     source = Path(__file__).with_name("pool_alone.c")
-    subprocess.run([find_cc(), "-O2", "-pthread", f"-I{pool.SOURCE.parent}", source, "-o", path], check=True)
+    subprocess.run([*find_cc(), "-O2", "-pthread", f"-I{pool.SOURCE.parent}", source, "-o", path], check=True)
     return path
 
 

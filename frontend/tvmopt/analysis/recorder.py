@@ -221,7 +221,7 @@ def _build() -> Any:
         code, library = Path(folder) / "instrument.c", Path(folder) / "instrument.so"
         code.write_bytes(source)
         try:
-            command = [find_cc(), "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(code)]
+            command = [*find_cc(), "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(code)]
             own = {**os.environ, "TMPDIR": folder}  # a compiler that is killed leaves its temporary files
             subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
             return ffi().load_module(str(library))

@@ -170,13 +170,13 @@ class Verification:
             try:
                 raw = self._child.result(progress)
             except children.Crash as crash:
-                if crash.stage == REFERENCE and not self._apart and not children.scarce_memory(crash.what):
+                if crash.stage == REFERENCE and not self._apart and not children.starved(crash.what):
                     with Verification(self.model, self._rtol, apart=True) as again:
                         return again.verdict(artifact, progress)
                 raise AccuracyError(
                     f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
                     where=artifact.manifest.model,
-                    fix=children.scarce_memory(crash.what)
+                    fix=children.starved(crash.what)
                     or "a generated kernel is wrong: please report it with the model (--no-verify skips this)",
                 ) from crash
         return _accepted(raw, artifact, self.model)

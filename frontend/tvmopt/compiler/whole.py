@@ -117,7 +117,7 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
             f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
             crash.stage,
             where=str(request.source),
-            fix=children.scarce_memory(crash.what) or "this is a bug: please report it with the model",
+            fix=children.starved(crash.what) or "this is a bug: please report it with the model",
         ) from crash
     archive = CArchive(**answer["archive"]) if answer["archive"] else None
     path = Path(answer["path"]) if answer["path"] else None

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tvmopt.children import die_with_parent, scarce_memory
+from tvmopt.children import die_with_parent, starved
 from tvmopt.errors import ModelError, TvmoptError
 from tvmopt.targets.memory import free_memory
 
@@ -73,7 +73,8 @@ def isolated(step: Callable[[], Result], what: str, where: str = "", seconds: fl
         raise ModelError(
             f"The {what} of this model {status or f'crashes ({died})'}.",
             where=where,
-            fix=scarce_memory() or "the model is damaged or hostile; if it runs elsewhere, please report it",
+            fix=starved("" if status else died)
+            or "the model is damaged or hostile; if it runs elsewhere, please report it",
         )
     verdict, value = pickle.loads(data)
     if verdict == "error":

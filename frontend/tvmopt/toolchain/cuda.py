@@ -122,7 +122,7 @@ def stub_folder() -> Path:
     if not library.exists():
         part = folder / f".{os.getpid()}.part"
         flags = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o"]
-        command = [find_cc(), *flags, str(part)]
+        command = [*find_cc(), *flags, str(part)]
         done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.cache import Kernels
-from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.errors import MissingDependency, TvmoptError, limit_of, reason
 from tvmopt.runtime.pool import SOURCE
 from tvmopt.targets.detect import host_arch
 
@@ -35,16 +37,17 @@ _COMPILE = ("-fPIC", "-O2", "-pthread")
 _ROOM = 16 << 20  # bytes that a link may need for objects and library; models of the suite need up to 4 MB
 
 
-def find_cc() -> str:
-    """The C compiler driver that links: $CC, else cc, gcc or clang on the path.
+def find_cc() -> tuple[str, ...]:
+    """The command of the C compiler driver that links: $CC, else cc, gcc or clang on the path.
 
     Raises:
-        MissingDependency: there is none.
+        MissingDependency: there is none, or not the one that CC names.
     """
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang", "c++", "g++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+    if named := _named_in("CC"):
+        return named
+    for name in ("cc", "gcc", "clang", "c++", "g++"):
+        if found := shutil.which(name):
+            return (found,)
     raise MissingDependency(
         "no C compiler to link with.",
         where="looked for $CC, cc, gcc, clang on PATH",
@@ -52,19 +55,41 @@ def find_cc() -> str:
     )
 
 
+def _named_in(variable: str) -> tuple[str, ...]:
+    """The command in an environment variable: a program, or one with words behind it ("ccache gcc"); () without one.
+
+    Raises:
+        MissingDependency: there is no such program. Another one in its place is not what was asked for.
+    """
+    asked = os.environ.get(variable, "").strip()
+    if not asked:
+        return ()
+    if whole := shutil.which(asked):
+        return (whole,)
+    try:
+        first, *rest = shlex.split(asked) or [""]
+    except ValueError:  # a quotation mark that is not closed
+        first, rest = "", []
+    found = shutil.which(first) if first else None
+    if found is None:
+        what = f"{variable} names a compiler that is not there."
+        raise MissingDependency(what, where=f"{variable}={asked}", fix=f"correct {variable}, or unset it")
+    return (found, *rest)
+
+
 def find_linker(arch: str) -> tuple[str, ...]:
     """The command that links for an instruction set: :func:`find_cc`'s for this machine's, for another one per cross
     compiler: $TVMOPT_CROSS_CC, `aarch64-linux-gnu-gcc`, or zig's from the package `ziglang`.
 
     Raises:
-        MissingDependency: there is none.
+        MissingDependency: there is none, or not the one that is named.
     """
     if arch == host_arch():
-        return (find_cc(),)
-    names = (os.environ.get("TVMOPT_CROSS_CC", ""), f"{arch}-linux-gnu-gcc", f"{arch}-unknown-linux-gnu-gcc")
-    for name in names:
-        found = shutil.which(name) if name else None
-        if found:
+        return find_cc()
+    if named := _named_in("TVMOPT_CROSS_CC"):
+        return named
+    for name in (f"{arch}-linux-gnu-gcc", f"{arch}-unknown-linux-gnu-gcc"):
+        if found := shutil.which(name):
             return (found,)
     if find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu")
@@ -148,12 +173,15 @@ def run(command: Sequence[str], folder: str | Path, doing: str) -> None:
         doing: what it is for, as an error calls it.
 
     Raises:
-        TvmoptError: it failed; its message is told.
+        TvmoptError: it cannot be run, or failed; its message is told, and how it ended.
     """
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    where, fix = " ".join(command)[:2000], "`tvmopt doctor` checks the compiler"
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise limit_of(error, where) or TvmoptError(f"{doing} failed: {reason(error)}", where=where, fix=fix) from error
     if done.returncode:
-        raise TvmoptError(
-            f"{doing} failed: {done.stderr.strip()[:500]}",
-            where=" ".join(command)[:2000],
-            fix="`tvmopt doctor` checks the compiler",
-        )
+        code = done.returncode
+        ended = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        told = (done.stderr.strip() or done.stdout.strip() or "the command says nothing")[:500]
+        raise TvmoptError(f"{doing} failed ({ended}): {told}", where=where, fix=fix)
