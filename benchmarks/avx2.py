@@ -40,7 +40,7 @@ def mask(folder: Path) -> Path:
         MissingDependency: this kernel or processor cannot do it, or the processor has no AVX2.
     """
     library = folder / "mask_cpuid.so"
-    subprocess.run([find_cc(), "-O2", "-shared", "-fPIC", str(MASK), "-o", str(library)], check=True)
+    subprocess.run([*find_cc(), "-O2", "-shared", "-fPIC", str(MASK), "-o", str(library)], check=True)
     words = [sys.executable, "-c", HIDDEN]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | environment(library))
     if done.returncode or done.stdout.strip() != "x86-64-v3":
