@@ -136,3 +136,9 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def talking(serve: Callable[..., Running], decoders: Path, artifacts: Path) -> Running:
     return serve(decoders, artifacts / "rows.tvmopt", "--reload", 0, "--max-texts", 2)
+
+
+@pytest.fixture(scope="session")
+def hasty(serve: Callable[..., Running], artifacts: Path) -> Running:
+    """A server that waits for little longer than nothing."""
+    return serve(artifacts / "wide.tvmopt", "--timeout", 0.3, "--reload", 0)

@@ -264,6 +264,23 @@ def test_who_breaks_the_protocol_is_told_and_leaves(running: Running, name: str)
     client.close()
 
 
+HALF = {
+    "nothing": b"", "preface": PREFACE[:9], "frame": HELLO + frame(PING, 0, 0, bytes(8))[:12],
+    "headers": HELLO + frame(HEADERS, 0, 1, headers()[:3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_what_is_half_sent_is_given_up(hasty: Running, name: str) -> None:
+    client = Client(hasty)
+    client.send(HALF[name])
+    while (found := client.frame())[0] != GOAWAY:
+        assert found[0] != -1, "the connection ended without a word"
+    assert int.from_bytes(found[3][4:8], "big") == 11 and b"did not come within 0.3 s" in found[3]
+    assert client.frame()[0] == -1
+    client.close()
+
+
 def test_pings_and_settings_are_answered(client: Client) -> None:
     client.send(HELLO + frame(PING, 0, 0, b"whatever") + frame(PING, ACK, 0, b"whatever"))
     found = [client.frame() for _ in range(4)]
@@ -323,6 +340,24 @@ def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
         found.append((kind, flags, number, data[9 : 9 + size]))
         data = data[9 + size :]
     return found
+
+
+def test_a_connection_that_is_whole_stays() -> None:
+    """A client of gRPC keeps its connection, and says nothing between two calls; the wait ends with each frame."""
+
+    async def stay() -> None:
+        transport, ping = Transport(), frame(PING, 0, 0, bytes(8))
+        made: Any = http2.Connection(lambda known, number: None, Alone(), set(), 0.02)  # type: ignore
+        made.connection_made(transport)
+        for piece in (HELLO[:5], HELLO[5:30], HELLO[30:], ping[:9], ping[9:] + ping[:3], ping[3:]):
+            fed(made, piece)
+        await asyncio.sleep(0.1)
+        assert not transport.closed
+        fed(made, ping[:9])
+        await asyncio.sleep(0.1)
+        assert transport.closed
+
+    asyncio.run(stay())
 
 
 def test_a_stream_that_is_not_taken_gets_no_more_window() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,12 +119,6 @@ def test_a_body_that_is_cut_off_or_wrong_leaves_the_server_well(running: Running
                     assert made.recv(4096)[:12] in (b"", b"HTTP/1.1 400")
     wrong = whole.replace(b"FP32", b"FP64")
     assert [status for status, _ in answers(running, [wrong, whole], 2)] == [400, 200]
-
-
-@pytest.fixture(scope="module")
-def hasty(serve: Callable[..., Running], artifacts: Path) -> Running:
-    """A server that waits for little longer than nothing."""
-    return serve(artifacts / "wide.tvmopt", "--timeout", 0.3, "--reload", 0)
 
 
 def test_a_body_that_never_comes_is_given_up(hasty: Running) -> None:

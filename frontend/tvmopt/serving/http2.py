@@ -70,16 +70,20 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         made: a stream of this connection and number.
         alone: is told of the connection. known: all connections of the server.
+        seconds: how long a client may take for its greeting, for the headers of a request, and for any other frame
+            that is no data.
 
     Attributes:
         window: bytes that may be sent on all streams. their_window: those of a new stream. their_frame: and of a frame.
         full: whether the socket takes no more for the time being.
     """
 
-    def __init__(self, made: Callable[[Connection, int], Stream], alone: Alone, known: set[Connection]) -> None:
+    def __init__(
+        self, made: Callable[[Connection, int], Stream], alone: Alone, known: set[Connection], seconds: float = 60.0
+    ) -> None:
         from hpack import Decoder
 
-        self._made, self._alone, self._known = made, alone, known
+        self._made, self._alone, self._known, self._seconds = made, alone, known, seconds
         self.streams: dict[int, Stream] = {}
         self.window = self.their_window = 65535
         self.their_frame = 16384
@@ -87,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = Decoder(max_header_list_size=HEADER_BYTES)
         self._blocks: dict[bytes, dict[bytes, bytes]] = {}  # those that leave the decoder's table as it is
         self._rest = b""
+        self._late: asyncio.TimerHandle | None = None  # ends the wait for what is half sent
         self._greeted = self._set = False
         self._last = 0
         self._got = 0
@@ -103,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(WRITES)
         self._known.add(self)
         self._alone.add(transport, self._waits)
+        self._wait_for_rest()
         told = ((3, STREAMS), (4, STREAM_WINDOW), (5, FRAME), (6, HEADER_BYTES))
         self.write(frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *pair) for pair in told)))
         self.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", CONNECTION_WINDOW - 65535)))
@@ -110,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._alone.remove(self.transport)
         self._known.discard(self)
+        self._have_all()
         for stream in list(self.streams.values()):
             stream.gone()
             stream.reset()
@@ -143,6 +150,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._kept, self._waited = self._waited, False
+        before = self._rest
         try:
             if self._direct and self._open is not None and self._open[0] is not None:
                 self._open[0].filled(nbytes)
@@ -153,6 +161,23 @@ class Connection(asyncio.BufferedProtocol):
                 self._read(memoryview(self._rest + bytes(_room[:nbytes])))
         except Broken as broken:
             self.end(broken.code, str(broken))
+            return
+        if self._late is not None and self._block is None and not (before and self._rest.startswith(before)):
+            self._have_all()  # what was half sent is whole; what is half sent now has just begun
+        if self._late is None and (self._rest or self._block is not None or not self._greeted):
+            self._wait_for_rest()
+
+    def _wait_for_rest(self) -> None:
+        self._late = asyncio.get_running_loop().call_later(self._seconds, self._too_late)
+
+    def _have_all(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        self._late = None
+        self.end(CALM, f"the rest did not come within {self._seconds:g} s")
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
@@ -378,6 +403,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def end(self, code: int = NO_ERROR, text: str = "") -> None:
         """Say why, and close."""
+        self._have_all()
         self.write(frame(GOAWAY, 0, 0, struct.pack(">II", self._last, code) + text.encode()))
         self.ends = True
         self.transport.close()

@@ -55,7 +55,7 @@ class Server:
             return Call(connection, number, known)
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(made, alone, found), sock=listening)
+        self._server = await loop.create_server(lambda: Connection(made, alone, found, seconds), sock=listening)
 
     async def stop(self, grace: float) -> None:
         """Take no connection more, answer what was taken, and close."""
