@@ -201,7 +201,8 @@ def _drop(owner: int) -> None:
 
 
 def _start(variables: Mapping[str, str]) -> Started:
-    folder = tempfile.TemporaryDirectory(prefix="tvmopt-")  # a child that dies cannot clean up by itself
+    # a child that dies cannot clean up by itself; where this process cannot either (`ulimit -n`), another error is told
+    folder = tempfile.TemporaryDirectory(prefix="tvmopt-", ignore_cleanup_errors=True)
     reader, writer = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
