@@ -257,7 +257,7 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     until(lambda: process.poll() is not None or started.read_text(), "the process that compiles is started")
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=FOREVER)
-    assert process.returncode in (130, 0), told
+    assert process.returncode in (130, -signal.SIGINT, 0), told  # a shell says 130 of both
     assert not [p.name for p in tmp_path.iterdir() if p.suffix == ".part"]
     assert "Traceback" not in told
 
