@@ -77,6 +77,9 @@ def test_representations_are_lines(compiled: tvmopt.Compiled) -> None:
         (lambda model, file: tvmopt.compile(model, tolerance=float("inf")), "inf is not a tolerance"),
         (lambda model, file: tvmopt.refit(file, model, tolerance=float("nan")), "nan is not a tolerance"),
         (lambda model, file: tvmopt.refit(file, None), "not NoneType"),
+        (lambda model, file: tvmopt.compare(None), "a model is a path, not NoneType"),
+        (lambda model, file: tvmopt.quantize(None, "o.onnx", data="x.npz"), "a model is a path, not NoneType"),
+        (lambda model, file: tvmopt.load(file, cores=100_000), "100000"),
     ],
 )
 def test_arguments_that_are_none(

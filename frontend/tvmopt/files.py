@@ -48,6 +48,16 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path] = ()) 
         raise collect([InputError(what, where=path, fix=fix) for path, (what, fix) in problems])
 
 
+def check_path(given: Any, what: str) -> None:
+    """Refuse what names no file.
+
+    Raises:
+        InputError: it is no path.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{what} is a path, not {type(given).__name__}.", fix="give the path of a file")
+
+
 def _problem(given: str | Path) -> tuple[str, str] | None:
     """What is wrong with a path to write to, and how to mend it."""
     if not isinstance(given, str | os.PathLike):

@@ -21,7 +21,7 @@ from tvmopt.compiler.request import model_files
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
-from tvmopt.files import check_writable, save_arrays
+from tvmopt.files import check_path, check_writable, save_arrays
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def compare(
     for spec in chosen:
         parse(spec)
     for path in (model, *([other] if other else [])):
+        check_path(path, "a model")
         if not Path(path).is_file():
             raise InputError("there is no such file.", where=str(path), fix="check the path")
     if is_artifact(model):

@@ -24,7 +24,7 @@ from tvmopt.analysis.metrics import QUANTIZATION
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
 from tvmopt.errors import AccuracyError, InputError, ModelError, reason
-from tvmopt.files import atomic_write, check_writable
+from tvmopt.files import atomic_write, check_path, check_writable
 from tvmopt.importer.load import load
 from tvmopt.importer.shapes import bind_shapes, real_inputs
 from tvmopt.quantization.between import in_floats, unrounded
@@ -102,6 +102,8 @@ def quantize(
         _least(0.0, max_drop)
     if data is None and not weights:
         raise InputError("No data, no calibration: a scale is a guess without real inputs.", fix=NO_DATA)
+    check_path(model, "a model")
+    check_path(output, "an output")
     if Path(model).resolve() == Path(output).resolve():
         raise InputError("The quantised model would replace the float one.", where=str(output), fix="-o another file")
     check_writable(output)

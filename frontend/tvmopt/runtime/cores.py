@@ -46,8 +46,8 @@ class Cores:
         return told(self.processors)
 
 
-def parse(wanted: str | Iterable[int], root: Path = SYSTEM) -> Cores:
-    """The processors that a text or a sequence of numbers means.
+def parse(wanted: str | int | Iterable[int], root: Path = SYSTEM) -> Cores:
+    """The processors that a text, a number or a sequence of numbers means.
 
     Raises:
         InputError: it cannot be read, or this process may not use one of them.
@@ -55,7 +55,9 @@ def parse(wanted: str | Iterable[int], root: Path = SYSTEM) -> Cores:
     fix = f"this process may use {told(os.sched_getaffinity(0))}"
     if known := nodes(root):
         fix += "; " + ", ".join(f"node{node} is {told(found)}" for node, found in known.items())
-    text = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
+    text = (
+        wanted if isinstance(wanted, str) else ",".join(map(str, wanted if isinstance(wanted, Iterable) else [wanted]))
+    )
     found: set[int] = set()
     for word in text.split(","):
         node = re.fullmatch(r"node(\d{1,5})", word.strip())

@@ -594,7 +594,7 @@ def load(
     mapped: bool = False,
     verify: bool = True,
     target: str | None = None,
-    cores: str | Iterable[int] | None = None,
+    cores: str | int | Iterable[int] | None = None,
 ) -> Model:
     """Load an artifact. Needs TVM's runtime library only.
 
