@@ -59,9 +59,12 @@ def check_path(given: Any, what: str) -> None:
 
 
 def _problem(given: str | Path) -> tuple[str, str] | None:
-    """What is wrong with a path to write to, and how to mend it."""
-    if not isinstance(given, str | os.PathLike):
-        return f"an output is a path, not {type(given).__name__}.", "give the path of a file"
+    """What is wrong with a path to write to, and how to mend it.
+
+    Raises:
+        InputError: it is no path.
+    """
+    check_path(given, "an output")
     path = Path(given)
     try:
         if path.is_dir() or str(given).endswith(os.sep):

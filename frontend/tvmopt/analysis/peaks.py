@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
@@ -23,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tvmopt.errors import TvmoptError
 from tvmopt.scheduling.cuda_tile import tensor_rate
 from tvmopt.targets import Machine
+from tvmopt.toolchain.linking import build
 
 VERSION = 3  # of peaks.c and of what is declared: a change measures anew
 
@@ -227,26 +228,11 @@ def _measure(name: str, threads: int, l2: int, l3: int) -> Peaks:
 
 def _program(folder: Path, threads: int) -> Callable[[str, int], float] | None:
     """The compiled measuring program as a function, or None without a working compiler."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
-        return None
     code, binary = folder / "peaks.c", folder / "peaks"
     code.write_bytes((resources.files("tvmopt.analysis") / "peaks.c").read_bytes())
-    command = [
-        compiler,
-        "-O3",
-        "-march=native",
-        "-ffp-contract=fast",
-        "-w",
-        "-pthread",
-        "-o",
-        str(binary),
-        str(code),
-    ]
     try:
-        own = {**os.environ, "TMPDIR": str(folder)}  # a compiler that is killed leaves its temporary files
-        subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
-    except (OSError, subprocess.SubprocessError):
+        build(code, binary, "-O3", "-march=native", "-ffp-contract=fast", "-pthread")
+    except (TvmoptError, OSError, subprocess.SubprocessError):
         return None
 
     def run(kind: str, size: int) -> float:

@@ -11,7 +11,6 @@ nvtx is there; without CUDA's runtime library every kernel is waited for.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from tvmopt.runtime.cuda_events import EventTimer, load_cudart
 from tvmopt.runtime.library import Session, ffi
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.nvtx import Labels, instrument, load_nvtx
-from tvmopt.toolchain.linking import find_cc
+from tvmopt.toolchain.linking import build
 
 T = TypeVar("T")
 BUILTIN = "vm.builtin."
@@ -221,9 +220,7 @@ def _build() -> Any:
         code, library = Path(folder) / "instrument.c", Path(folder) / "instrument.so"
         code.write_bytes(source)
         try:
-            command = [*find_cc(), "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(code)]
-            own = {**os.environ, "TMPDIR": folder}  # a compiler that is killed leaves its temporary files
-            subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
+            build(code, library, "-O2", "-shared", "-fPIC")
             return ffi().load_module(str(library))
         except (TvmoptError, OSError, subprocess.SubprocessError, RuntimeError):
             return None

@@ -117,15 +117,20 @@ def trial_inputs(
     return arrays
 
 
+def _single(inputs: Sequence[Info]) -> dict[str, str]:
+    """The kinds of the inputs of one element, by name."""
+    return {i.name: numpy_dtype(i.dtype).kind for i in inputs if prod(i.shape) == 1}
+
+
 def _flags(inputs: Sequence[Info], bounds: Mapping[str, Any]) -> list[str]:
     """Inputs of one element that may choose a branch."""
-    kinds = {i.name: numpy_dtype(i.dtype).kind for i in inputs if prod(i.shape) == 1}
-    return [name for name, kind in kinds.items() if kind == "b" or (kind in "iu" and name not in bounds)]
+    single = _single(inputs).items()
+    return [name for name, kind in single if kind == "b" or (kind in "iu" and name not in bounds)]
 
 
 def trials(inputs: Sequence[Info]) -> tuple[int, ...]:
     """The seeds that verification tries; models without float inputs have only the random ones, and as many as their
     flags ask for."""
     known = any(numpy_dtype(i.dtype).kind not in "iub" for i in inputs)
-    flags = sum(numpy_dtype(i.dtype).kind == "b" and prod(i.shape) == 1 for i in inputs)
+    flags = [*_single(inputs).values()].count("b")
     return tuple(range(len(KINDS) if known else 2 ** min(max(flags, 1), FLAGS)))

@@ -86,6 +86,7 @@ def check_output(emit: str, requests: Mapping[str, Request], output: str | Path 
 
 
 def _plans(threads: Any) -> tuple[int | None, ...]:
+    """The numbers of threads that were asked for, one or several; what is no number is refused behind this."""
     return tuple(threads) if isinstance(threads, Iterable) and not isinstance(threads, str) else (threads,)
 
 

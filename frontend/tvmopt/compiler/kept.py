@@ -12,10 +12,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,15 +72,16 @@ class Kept:
 
     def report(self) -> Report | None:
         """What was done, without the artifact itself."""
-        return next((_told(artifacts.read_manifest(path).report) for path in self._paths()), None)
+        found = self._first(artifacts.read_manifest)
+        return None if found is None else _told(found[1].report)
 
     def find(self) -> tuple[Artifact, Report] | None:
         """The artifact, whole and as it was written, and what was done; None where there is none."""
-        for path in self._paths():
-            found = self._read(path)
-            if found is not None:
-                return replace(found, where=found.manifest.model), _told(found.manifest.report)
-        return None
+        found = self._first(artifacts.read)
+        if found is None:
+            return None
+        artifact: Artifact = found[1]
+        return replace(artifact, where=artifact.manifest.model), _told(artifact.manifest.report)
 
     def copy(self, output: str | Path) -> Report | None:
         """The artifact as a file of its own, checked; what was done. None where there is none.
@@ -88,11 +89,8 @@ class Kept:
         Raises:
             InputError: the file cannot be written.
         """
-        for path in self._paths():
-            found = self._read(path, mapped=True)
-            if found is not None and copied(path, output):
-                return _told(found.manifest.report)
-        return None
+        found = self._first(partial(artifacts.read, mapped=True))
+        return _told(found[1].manifest.report) if found is not None and copied(found[0], output) else None
 
     def keep(self, artifact: Artifact, verify: bool) -> Path | None:
         """Keep an artifact for the next time; the file, where it is kept."""
@@ -103,29 +101,23 @@ class Kept:
         self.cache.put(key, size, lambda path: artifact.save(path, durable=False))
         return self.cache.find(key)
 
-    def _read(self, path: Path, mapped: bool = False) -> Artifact | None:
-        """What a file holds; None, and no file, where it is damaged."""
-        try:
-            return artifacts.read(path, mapped=mapped)
-        except ArtifactError:
-            self.cache.drop(path.name.removesuffix(self.cache.suffix))
-            return None
-
-    def _paths(self) -> Iterator[Path]:
-        """The file, if it is there; the model is read only where one of the same request is."""
+    def _first(self, read: Callable[[Path], Any]) -> tuple[Path, Any] | None:
+        """The file, if it is there, and what `read` makes of it; the model is read only where one of the same request
+        is. None, and no file, where it is damaged, or another model's."""
         if not self.cache.begun(self.start):
-            return
+            return None
         model = ""
         with suppress(Exception):  # a model that cannot be read: to compile it says why
             model = source_hash(self.source)
         path = self.cache.find(self._key(model)) if model else None
         if path is None:
-            return
+            return None
         with suppress(ArtifactError):
-            if artifacts.read_manifest(path).model_sha256 == model:
-                yield path
-                return
-        self.cache.drop(self._key(model))  # it is damaged, or somebody put another file there
+            found = read(path)
+            if getattr(found, "manifest", found).model_sha256 == model:
+                return path, found
+        self.cache.drop(self._key(model))
+        return None
 
     def _key(self, model: str) -> str:
         return self.start + model[:_HALF]

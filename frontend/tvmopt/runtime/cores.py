@@ -55,9 +55,8 @@ def parse(wanted: str | int | Iterable[int], root: Path = SYSTEM) -> Cores:
     fix = f"this process may use {told(os.sched_getaffinity(0))}"
     if known := nodes(root):
         fix += "; " + ", ".join(f"node{node} is {told(found)}" for node, found in known.items())
-    text = (
-        wanted if isinstance(wanted, str) else ",".join(map(str, wanted if isinstance(wanted, Iterable) else [wanted]))
-    )
+    listed = wanted if isinstance(wanted, Iterable) else [wanted]
+    text = wanted if isinstance(wanted, str) else ",".join(map(str, listed))
     found: set[int] = set()
     for word in text.split(","):
         node = re.fullmatch(r"node(\d{1,5})", word.strip())

@@ -166,6 +166,18 @@ class Linker:
         run([*self.command, *arguments], folder, "linking")
 
 
+def build(source: Path, made: Path, *words: str) -> None:
+    """Compile a file of C for this machine, in the folder of what is made: a compiler that is killed leaves its
+    temporary files there.
+
+    Raises:
+        MissingDependency: there is no compiler. OSError, subprocess.SubprocessError: it failed.
+    """
+    command = [*find_cc(), *words, "-w", "-o", str(made), str(source)]
+    own = {**os.environ, "TMPDIR": str(made.parent)}
+    subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
+
+
 def run(command: Sequence[str], folder: str | Path, doing: str) -> None:
     """Run a compiler or linker in a folder.
 
