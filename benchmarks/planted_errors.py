@@ -48,6 +48,7 @@ from tvmopt.importer.protos import node_name
 from tvmopt.importer.shapes import bound_arrays
 from tvmopt.runtime.artifact import read
 from tvmopt.runtime.model import Model
+from tvmopt.runtime.tensors import TensorInfo
 
 Array = np.ndarray[Any, Any]
 KINDS = ("share", "row", "element", "step")
@@ -55,6 +56,8 @@ ROUNDING = 1e-5
 """What rounding may change of an output, relative to its largest number."""
 MASK = 1024
 """Elements of a tensor that a mask is made of, at least."""
+LARGEST_MEAN = 1e30
+"""Means beyond are those of the fills of masks."""
 
 
 def memory(tensor: Any) -> Array:
@@ -101,7 +104,11 @@ def larger(array: Array, share: float, zero: int) -> Array:
 
 
 def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, Any], folder: Path) -> Path:
-    """A model with so many masks more, evenly along its nodes; each compares a tensor with its mean over all axes."""
+    """A model with so many masks more, evenly along its nodes; each compares a tensor with its mean over all axes.
+
+    A tensor that is filled with -3.4e38 where something is masked has no mean that float32 could hold, and what a
+    comparison with it gives is no number that anyone could check: those tensors get no mask.
+    """
     import onnx
     from onnx import TensorProto, helper
 
@@ -112,6 +119,7 @@ def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, An
         if name in kinds and kinds[name].elem_type == TensorProto.FLOAT
         and np.prod([d.dim_value for d in kinds[name].shape.dim]) >= MASK
     ]  # fmt: skip
+    large = _with_means(prepared, {name: kinds[name].elem_type for name in large}, folder)
     for number, at in enumerate(np.linspace(0, len(large) - 1, count + 2).astype(int)[1:-1]):
         name, mean, bits, mask = large[at], *(f"planted_{word}_{number}" for word in ("mean", "bits", "mask"))
         prepared.graph.node.extend([
@@ -124,6 +132,26 @@ def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, An
     path = folder / model.name
     onnx.save(prepared, path)
     return path
+
+
+def _with_means(prepared: Any, names: dict[str, int], folder: Path) -> list[str]:
+    """Those of a prepared model's float tensors whose mean is an ordinary number."""
+    import onnx
+    from onnx import helper
+
+    probe = onnx.ModelProto()
+    probe.CopyFrom(prepared)
+    known = {output.name for output in probe.graph.output}
+    probe.graph.output.extend(helper.make_tensor_value_info(n, k, None) for n, k in names.items() if n not in known)
+    onnx.save(probe, path := folder / "probe.onnx")
+    held = {tensor.name for tensor in prepared.graph.initializer}
+    inputs = [
+        TensorInfo(one.name, tuple(d.dim_value for d in one.type.tensor_type.shape.dim),
+                   str(helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type)))
+        for one in prepared.graph.input if one.name not in held
+    ]  # fmt: skip
+    found = Reference(path).run(trial_inputs(inputs, 0, integer_bounds(prepared)))
+    return [name for name in names if abs(float(found[name].mean(dtype=np.float64))) < LARGEST_MEAN]
 
 
 def apart(right: Array, found: Array) -> float:
