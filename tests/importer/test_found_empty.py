@@ -189,3 +189,20 @@ def test_a_range_that_would_end_before_it_begins_is_empty() -> None:
     made = tvmopt.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)).model
     for chosen in (0, 1, 2, 3, ROWS):
         np.testing.assert_array_equal(made.run(at(chosen))["y"], np.arange(2, chosen))
+
+
+@pytest.mark.parametrize("op, nothing", [("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceProd", 1.0)])
+def test_a_reduction_of_at_most_one_number(op: str, nothing: float) -> None:
+    """One number chosen or none: the kernel's parameters have known sizes, only what is between them is open."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float x) => (float y) <float bound = {{100}}, int64[1] flat = {{-1}}, int64[1] axis = {{0}}> {{
+            large = Greater (x, bound)
+            mask = Reshape (large, flat)
+            one = Reshape (x, flat)
+            chosen = Compress (one, mask)
+            y = {op} <keepdims = 0> (chosen, axis)
+        }}""")
+    compiled = tvmopt.compile(model, cache=False)
+    for x, expected in ((200.0, 200.0), (0.0, nothing), (np.nan, nothing)):
+        assert compiled.model.run({"x": np.float32(x)})["y"] == np.float32(expected)

@@ -16,7 +16,7 @@ from tvm_ffi import structural_walk
 from tvmopt.errors import ScheduleError
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import dlight
-from tvmopt.scheduling.blocks import blocks_of, inline_fixed
+from tvmopt.scheduling.blocks import blocks_of, give_first_value, inline_fixed, root_blocks
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family, Knobs, PixelTiles, RowTiles
 from tvmopt.scheduling.normalize import normalize
@@ -129,7 +129,7 @@ def schedule_one(
         log.declined(STAGE, name, f"no family recognised it: dlight.{rule}")
         return done, Scheduled(f"dlight.{rule}", "generic", {}, "; ".join(notes))
     log.declined(STAGE, name, "no family recognised it: unscheduled loops")
-    return func, Scheduled("none", "generic", {}, "; ".join(notes) or "unscheduled")
+    return _with_first_values(func), Scheduled("none", "generic", {}, "; ".join(notes) or "unscheduled")
 
 
 def _schedule_open(
@@ -173,7 +173,17 @@ def _schedule_open(
             except Exception as error:  # as above
                 notes.append(f"{family.NAME} failed: {_first_line(error)}")
                 log.declined(STAGE, name, notes[-1])
-    return func, Scheduled("none", "generic", {}, "; ".join(notes))
+    return _with_first_values(func), Scheduled("none", "generic", {}, "; ".join(notes))
+
+
+def _with_first_values(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose loops stay as they are; its reductions over what may be empty have a result all the same."""
+    if all(block.init is None for block in blocks_of(func)):
+        return func
+    sch = Schedule(func)
+    for block in root_blocks(sch):
+        give_first_value(sch, block, sch.get_loops(block))
+    return sch.mod["main"]
 
 
 def _in_pixels(

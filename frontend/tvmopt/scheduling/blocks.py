@@ -214,3 +214,20 @@ def inline_spatial(sch: Schedule, stays: Stays = lambda block, mine, known: Fals
         except ScheduleError:
             continue  # it stays a stage of its own: slower, not wrong
     return list(sch.get_child_blocks(root))
+
+
+def extent(sch: Schedule, loop: Any) -> int:
+    """The extent of a loop; 0 where it is open."""
+    found = sch.get(loop).extent
+    return int(found) if isinstance(found, tirx.IntImm) else 0
+
+
+def give_first_value(sch: Schedule, block: Any, loops: Sequence[Any]) -> None:
+    """Give a reduction over an open axis its first value in front of its loops: TVM's is given in their first step, and
+    there is none where values have selected nothing.
+
+    Args:
+        loops: those of the reduction, or all; the outermost one first.
+    """
+    if sch.get(block).init is not None and not all(extent(sch, loop) for loop in loops):
+        sch.decompose_reduction(block, loops[0])

@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from tvmopt.schedules.cpu._loops import inline_cheap
-from tvmopt.scheduling.blocks import root_blocks
+from tvmopt.scheduling.blocks import extent, give_first_value, root_blocks
 from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.facts import BlockFacts, block_facts
@@ -69,7 +69,7 @@ def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.
     for block in root_blocks(sch):
         here, loops = kept.get(sch.get(block).name_hint), sch.get_loops(block)
         if here is None or not here.trivial or len(loops) != len(here.extents) or not loops:
-            _start(sch, block, loops)
+            give_first_value(sch, block, loops)
             continue
         counts.append((here.elements, prod([sch.get(loop).extent.astype("int64") for loop in loops], start=_ONE), here))
         _nest(sch, block, here, loops, parallel)
@@ -94,7 +94,7 @@ def _nest(sch: Any, block: Any, here: BlockFacts, loops: list[Any], parallel: bo
     spatial = [k for k, kind in enumerate(here.kinds) if kind == "S"]
     reduced = [k for k, kind in enumerate(here.kinds) if kind == "R"]
     if len(spatial) + len(reduced) != len(loops):
-        _start(sch, block, loops)
+        give_first_value(sch, block, loops)
         return
     if not reduced:
         outer = _tiles(sch, here, loops) or _rows(sch, here, loops)
@@ -106,25 +106,14 @@ def _nest(sch: Any, block: Any, here: BlockFacts, loops: list[Any], parallel: bo
         outer = [loops[k] for k in spatial]
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-    _start(sch, block, [loops[k] for k in reduced])
-
-
-def _start(sch: Any, block: Any, reduced: list[Any]) -> None:
-    """Give a reduction over an open axis its first value in front of its loops: TVM's is given in their first step, and
-    there is none where values have selected nothing.
-
-    Args:
-        reduced: the loops of the reduction, or all; the outermost one first.
-    """
-    if sch.get(block).init is not None and not all(_extent(sch, loop) for loop in reduced):
-        sch.decompose_reduction(block, reduced[0])
+    give_first_value(sch, block, [loops[k] for k in reduced])
 
 
 def _tiles(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
     """Take a transpose in tiles of a line by one axis, so that each line that is read or written in parts stays in L1
     meanwhile; returns the loops over them. Empty for what is none, or has no known axis of whole lines among both."""
     axes = transposed(here)
-    line = next((a for a in axes or () if _extent(sch, loops[a]) and not _extent(sch, loops[a]) % LINE), None)
+    line = next((a for a in axes or () if extent(sch, loops[a]) and not extent(sch, loops[a]) % LINE), None)
     if axes is None or line is None or here.guarded:
         return []
     (along,) = (a for a in axes if a != line)
@@ -137,8 +126,8 @@ def _tiles(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
 
 def _rows(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
     """Prepare the rows of a block without reductions; returns the loops over them, which threads may share."""
-    known = [_extent(sch, loop) for loop in loops]
-    row = max((k for k, extent in enumerate(known) if extent != 1), default=0)
+    known = [extent(sch, loop) for loop in loops]
+    row = max((k for k, size in enumerate(known) if size != 1), default=0)
     if known[row] and here.variables[row] in here.guarded:
         sch.annotate(loops[row], "pragma_loop_partition_hint", 1)
     elif row and 1 < known[row] <= SHORT and known[row - 1] != 1:
@@ -148,9 +137,3 @@ def _rows(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
     if len(outer) > 2 and 0 < known[row] < SHORT_ROW and known[row - 2] != 1:
         outer = outer[:-1]
     return outer
-
-
-def _extent(sch: Any, loop: Any) -> int:
-    """The extent of a loop; 0 where it is open."""
-    extent = sch.get(loop).extent
-    return int(extent) if isinstance(extent, tirx.IntImm) else 0
