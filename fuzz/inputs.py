@@ -1,9 +1,9 @@
 """Inputs of a fuzzed model: normal numbers, and the values that kernels get wrong.
 
 What an integer input may hold stands in its ``doc_string``: ``range LOW HIGH`` (integers in [LOW, HIGH)), ``unique
-AXIS LOW HIGH`` (the same, none twice along the axis), ``positive``; LOW and HIGH may be an open size, ``<n>``. A model
-with open sizes says in its metadata at which ones it was built (:data:`NUMBERS`). So a model file can be replayed by
-itself.
+AXIS LOW HIGH`` (the same, none twice along the axis), ``positive``; LOW and HIGH may be an open size, ``<n>``. Floats
+that are ``places`` in a picture are never so large that their type does not tell one pixel from the next. A model with
+open sizes says in its metadata at which ones it was built (:data:`NUMBERS`). So a model file can be replayed by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Feeds = dict[str, Array]
 KINDS = ("normal", "nan", "inf", "zeros", "huge", "offset", "edge")
 NUMBERS = "fuzz.sizes"
 """The metadata of a model with open sizes: a number for each name."""
+PLACES = "places"
+"""The note of floats that say where in a picture something is read."""
 OUTSIDE = "outside"
 """The kind of run in which indices leave their range."""
 
@@ -122,6 +124,8 @@ def noted(note: str, shape: tuple[int, ...], rng: np.random.Generator, outside: 
     words = note.split()
     if words == ["positive"]:
         return rng.integers(1, 10, shape)
+    if words == [PLACES]:
+        return rng.standard_normal(shape)
     low, high = int(words[-2]), int(words[-1])
     if words[0] == "unique" and not outside:
         axis = int(words[1])
@@ -160,7 +164,8 @@ def _array(value: onnx.ValueInfoProto, kind: str, rng: np.random.Generator) -> A
     if kind == "zeros":
         array = np.zeros(shape)
     elif kind == "huge":
-        array *= 1e3 if dtype.itemsize < 4 and dtype.name == "float16" else 1e18
+        small = value.doc_string == PLACES or (dtype.itemsize < 4 and dtype.name == "float16")
+        array *= 1e3 if small else 1e18
     elif kind == "offset":
         array += 1000.0
     if value.doc_string == "positive":

@@ -69,6 +69,8 @@ class Reference:
         values = [*self.model.graph.input, *self.model.graph.value_info, *self.model.graph.output]
         self.narrow = any(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for v in values)
         self.session = None
+        if any(map(_saturates_oddly, self.model.graph.node)):
+            return
         try:
             self.session = _session(self.model)
         except Unable as error:
@@ -328,6 +330,12 @@ def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: flo
 def _takes_nearest(node: onnx.NodeProto) -> bool:
     """Whether it is a GridSample that takes the nearest element: no one says which that is of a place that is none."""
     return node.op_type == "GridSample" and any(a.name == "mode" and a.s == b"nearest" for a in node.attribute)
+
+
+def _saturates_oddly(node: onnx.NodeProto) -> bool:
+    """Whether it is a Cast that a mutation has told to saturate by another number than 0 or 1: onnxruntime takes the
+    number's lower half, and a cast to float32 gives 0."""
+    return node.op_type == "Cast" and any(a.name == "saturate" and a.i not in (0, 1) for a in node.attribute)
 
 
 def _spread(expected: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fuzz.build import Builder, Reject, Value
+from fuzz.inputs import PLACES
 
 SPATIAL = (1, 2, 2, 2, 2, 3)
 
@@ -137,7 +138,9 @@ def grid_sample(b: Builder) -> None:
     x = image(b)
     if x.rank != 4:
         raise Reject("two axes only")
-    grid = b.fresh(x.dtype, [x.shape[0], b.choice([1, 5, 8]), b.choice([1, 7, 9]), 2], 0.2)
+    shape = [x.shape[0], b.choice([1, 5, 8]), b.choice([1, 7, 9]), 2]
+    known = b.chance(0.2)
+    grid = b.constant(b.random(x.dtype, shape), x.dtype) if known else b.input(x.dtype, shape, PLACES)
     attrs = {
         "mode": b.choice(["linear", "nearest", "cubic"]),
         "padding_mode": b.choice(["zeros", "border", "reflection"]),

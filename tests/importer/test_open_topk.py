@@ -63,3 +63,15 @@ def test_attention_of_an_open_depth_compiles() -> None:
     made = model(nodes, inputs, [value("y", None)], {"fill": np.float32(-10000)})
     compiled = api.compile(made, shape={"n": "1..17"})
     assert compiled.report.accuracy["verified"]
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "uint8", "float16"])
+@pytest.mark.parametrize("rows", ["n", 5])
+def test_the_first_none_of_an_axis(kind: str, rows: int | str) -> None:
+    """A k of 0 means all elements to TVM."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("TopK", ["x", "k"], ["y", "at"])]
+    outputs = [value("y", None, number), value("at", None, 7)]
+    made = model(nodes, [value("x", (rows, 4), number)], outputs, {"k": np.array([0])})
+    y, at = api.compile(made, shape={"n": "1..40"} if rows == "n" else None)(np.ones((5, 4), kind))
+    assert (y.shape, y.dtype, at.shape, at.dtype) == ((5, 0), kind, (5, 0), "int64")

@@ -55,7 +55,14 @@ def of_a_region(mode: str, roi: list[float], **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("given", [{"scales": np.float32([1, 1, 2, 2.3])}, {"sizes": np.array([1, 2, 7, 1], np.int64)}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"scales": np.float32([1, 1, 2, 2.3])},
+        {"scales": np.float32([1, 1, 0.5, 0.29])},  # 2 by 1 elements of 2.5 by 1.74
+        {"sizes": np.array([1, 2, 7, 1], np.int64)},
+    ],
+)
 @pytest.mark.parametrize(
     ("low", "high"), [((0.13, 0.22), (0.61, 0.87)), ((0.61, 0.87), (0.13, 0.22)), ((-0.3, 0.52), (1.2, 0.52))]
 )

@@ -20,7 +20,7 @@ def _coordinates(mode: str, length: int, number: int, scale: float, region: tupl
         return x / scale
     if mode == "tf_crop_and_resize":
         low, high = region
-        if number == 1:
+        if exact == 1:
             return np.full(1, (high + low) * (length - 1) / 2)
         return low * (length - 1) + x * (high - low) * (length - 1) / (exact - 1)
     if mode == "pytorch_half_pixel" and exact <= 1:

@@ -196,6 +196,9 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     axis, k = attrs.get("axis", -1) % len(shape_of(x)), ctx.array(inputs[1], "k")
     assert k is not None
     wanted = np.ravel(k)[0]
+    if not is_open((wanted,)) and not wanted:  # TVM's k of 0 is all
+        nothing = b.slice(x, axis, 0, 0)
+        return nothing, b.cast(nothing, "int64")
     whole = is_open((wanted, shape_of(x)[axis]))
     known = not is_open(shape_of(x)) and dtype_of(x) != "uint64"
     if known or (not whole and dtype_of(x) not in {*WIDER, *SORTED_AS}):
