@@ -32,6 +32,7 @@ from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
+from tvmopt.importer.converters.below import Below, below
 from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
@@ -117,6 +118,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self.loops: dict[str, Any] = {}
         self.types: dict[str, tuple[str, tuple[Size, ...]]] = {}
         self._roots: dict[Any, str] = {}
+        self._below: dict[Any, Below] = {}
         self._failed: set[str] = set()
         self.errors: list[ModelError] = []
 
@@ -233,11 +235,19 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             for output, result in zip(node.output, results, strict=False):
                 if output and result is not None:
                     self._nodes[output] = self._known_sizes(result, output, binding)
+            self._learn(node, inputs)
             for output in node.output:
                 if output and output not in self._nodes:
                     self._nodes[output] = None
                     if self.errors:
                         self._failed.add(output)
+
+    def _learn(self, node: onnx.NodeProto, inputs: Inputs) -> None:
+        """What is known of the integers that a node computes."""
+        found = below(node, list(inputs), [self._below.get(i) if isinstance(i, relax.Var) else None for i in inputs])
+        for output, one in zip(node.output, found, strict=True):
+            if one is not None and isinstance(value := self._nodes.get(output), relax.Var):
+                self._below[value] = one
 
     def _stand_ins(self, node: onnx.NodeProto, binding: str) -> list[Any]:
         """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""
@@ -264,6 +274,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             stock_converter=lambda i, a: self._convert_stock(node, name, i, a),
             node_inputs=inputs,
             input_elem_types=tuple(self._elem_type(i) for i in node.input),
+            below=tuple(self._below.get(i) if isinstance(i, relax.Var) else None for i in inputs),
             subgraph=lambda graph, values: self._convert_subgraph_inline(graph, values, names),
         )
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):

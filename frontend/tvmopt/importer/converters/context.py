@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from tvmopt.dims import Size, is_open
 from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer.converters.below import Below
 from tvmopt.importer.protos import node_name
 from tvmopt.importer.sizes import shape_of, to_tvm
 
@@ -41,6 +42,7 @@ class Context:
         node_inputs: what its inputs were converted to.
         input_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
             they tell apart what shares a storage dtype (see :mod:`tvmopt.importer.lowbits`).
+        below: what is known of each input's integers, where they are computed as indices.
         subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops unroll).
     """
 
@@ -54,7 +56,13 @@ class Context:
     stock_converter: Callable[[Any, dict[str, Any]], Any]
     node_inputs: Inputs = field(default_factory=Inputs)
     input_elem_types: tuple[int, ...] = ()
+    below: tuple[Below | None, ...] = ()
     subgraph: Callable[[onnx.GraphProto, Sequence[Any]], list[Any]] | None = None
+
+    def indexes(self, number: int, sizes: Sequence[Any]) -> bool:
+        """Whether input `number` is known to hold indices of axes of these sizes, TVM's."""
+        known = self.below[number] if number < len(self.below) else None
+        return known is not None and known.inside(list(sizes))
 
     @property
     def num_outputs(self) -> int:

@@ -89,6 +89,12 @@ def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[Size]:
         raise ctx.unsupported(told, CUT_BEFORE_SELECTION) from None
 
 
+def _indexes(ctx: Context, x: Any, axes: Sequence[int]) -> bool:
+    """Whether input 1 is known to hold indices of these axes of x, so that no check is needed."""
+    shape = x.ty.shape
+    return isinstance(shape, relax.ShapeExpr) and ctx.indexes(1, [shape.values[a] for a in axes])
+
+
 def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any], wrap: bool) -> Any:
     """Input `number` of the node, `at`, as indices of axes whose sizes are open, of which there may be none; negative
     ones count from the end with `wrap`.
@@ -145,6 +151,8 @@ def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     """Gather: slices of x along an axis."""
     x, at = inputs[0], inputs[1]
     axis = attrs.get("axis", 0) % len(x.ty.shape)
+    if _indexes(ctx, x, [axis]):
+        return relax.op.take(x, at, axis, "clip")
     if not isinstance(x.ty.shape[axis], tirx.IntImm):
         at = _inside(Build(bb, ctx.name), ctx, 1, at, [x.ty.shape[axis]], wrap=True)
         return relax.op.take(x, at, axis, "clip")
@@ -157,6 +165,8 @@ def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 def gather_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """GatherElements: for each index the element along one axis."""
     axis = attrs.get("axis", 0) % len(inputs[0].ty.shape)
+    if _indexes(ctx, inputs[0], [axis]):
+        return relax.op.gather_elements(inputs[0], inputs[1], axis)
     at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, inputs[0], [axis]))
     return relax.op.gather_elements(inputs[0], at, axis)
 
@@ -174,6 +184,8 @@ def _position(b: Build, ctx: Context, x: Any, at: Any, first: int) -> Any:
     if not isinstance(depth, tirx.IntImm):
         raise ctx.unsupported("the length of a position is decided by values, at run time", CUT_BEFORE_SELECTION)
     axes = range(first, first + int(depth))
+    if _indexes(ctx, x, axes):
+        return at
     return index(b, ctx, 1, _extents(ctx, x, axes)) if int(depth) else at
 
 
