@@ -186,7 +186,8 @@ class Reference:
         float32: onnxruntime keeps float16 wider from one node to the next, and the oracle all numbers. Where the
         range of a type alone makes a result no number, a fused multiply-add, or another order of a sum, may make
         another one of it. Or from a run without that range which rounds what products read, and sums: that decides
-        what a softmax takes of scores of a million that attention keeps in registers."""
+        what a softmax takes of scores of a million that attention keeps in registers. Of a number in place of which
+        the range alone gives none, nothing is said: it may be the difference of two that have few digits."""
         from tvmopt.analysis.deviation import decided, ranged
         from tvmopt.analysis.oracle.overflow import Undecided
         from tvmopt.analysis.oracle.rounding import TYPES, arithmetic_of
@@ -202,6 +203,7 @@ class Reference:
             )
         except Unable:
             return "unknown"
+        beyond = {n: _leaves_range(stored[n], unlimited[n], slack[n]) for n in stored if n in slack}
         stored = {
             n: ranged(decided(a, undecided[n], ours[n]), unlimited[n], ours[n])
             if n in ours and ours[n].shape == a.shape
@@ -210,7 +212,7 @@ class Reference:
         }
         problem = ""
         sums = {n: slack[n] + _allowed(a, _distance(a, exactly[n])) for n, a in registers.items() if n in slack}
-        for run, free in ((stored, slack), (registers, sums)):
+        for run, free in ((stored, beyond), (registers, sums)):
             ought = _without_signs(run) if large else run
             problem = self._compare(ought, _spread(ought, ours) if broken else ours, free)
             if not problem:
@@ -282,6 +284,13 @@ class Reference:
             if problem:
                 return f"{name}: {problem}"
         return ""
+
+
+def _leaves_range(stored: Array, unlimited: Array, slack: Array) -> Array:
+    """How far numbers may be off; any may stand where only the range of a type makes a result none."""
+    if stored.dtype.kind not in "fV" or stored.shape != unlimited.shape:
+        return slack
+    return np.where(np.isnan(_wide(stored)) & np.isfinite(_wide(unlimited)), np.inf, slack)
 
 
 def _allowed(want: Array, moved: Array) -> Array:

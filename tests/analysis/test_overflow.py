@@ -34,6 +34,23 @@ def test_the_order_of_a_sum_decides_where_its_terms_leave_the_type(found: list[f
     assert judge(judge.truth(feeds), {"y": np.float32(found).reshape(2, 1)}).ok is fine
 
 
+@pytest.mark.parametrize(("found", "fine"), [(np.inf, True), (-np.inf, True), (np.nan, True), (7.0, False)])
+def test_the_terms_of_a_deformable_convolution(found: float, fine: bool) -> None:
+    """Its four pixels are 3e38, 3e38, -3e38 and -3e38 at one place, and 1, 2, 3 and -4 at another; where they are read
+    is no term."""
+    node = helper.make_node("DeformConv", ["x", "w", "o"], ["y"], kernel_shape=[2, 2])
+    values = {"w": np.ones((1, 1, 2, 2), np.float32), "o": np.zeros((1, 8, 1, 3), np.float32)}
+    model = made([node], {"x": (1, [1, 1, 2, 4])}, {"y": (1, [1, 1, 1, 3])}, values)
+    judge = Judge(model)
+    feeds = {"x": np.float32([[3e38, 3e38, 1, 2], [-3e38, -3e38, 3, -4]]).reshape(1, 1, 2, 4)}
+    right = judge.truth(feeds).exact["y"].astype(np.float32)
+    if fine:
+        right[..., 0] = found  # in any order
+    else:
+        right[..., 2] = found
+    assert judge(judge.truth(feeds), {"y": right}).ok is fine
+
+
 def test_a_fill_that_a_folded_convolution_reads_is_no_false_alarm() -> None:
     """Sums of fills overflow or not by their order, and by whether BatchNorm's scale is in the weights."""
     rng = np.random.default_rng(0)

@@ -14,9 +14,11 @@ from tvmopt.analysis.oracle.values import Call, Value, is_real
 
 SUMS = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Sum", "Mean", "CumSum", "ReduceSum"),
-    *("ReduceMean", "AveragePool", "GlobalAveragePool"),
+    *("ReduceMean", "AveragePool", "GlobalAveragePool", "DeformConv"),
 }
 """Operators whose results are sums of their inputs, or of products of them."""
+PLACES = {"DeformConv": 2}
+"""Of these an input says where the terms are read."""
 LARGEST = 2.0**-10 * float(np.finfo(np.float32).max)
 """How large the terms may be together, without their signs: scales that are folded into weights, and the transforms of
 a tile of pixels, make more of them. Types of 16 bits are added up in float32."""
@@ -31,7 +33,8 @@ class Undecided(Oracle):
         made = results[0]
         if call.op not in SUMS or made is None or not is_real(made.kind) or made.kind == np.float64:
             return results
-        sizes = super().evaluate(call, domain, [_sizes(value) for value in values])[0]
+        terms = [value if PLACES.get(call.op) == i else _sizes(value) for i, value in enumerate(values)]
+        sizes = super().evaluate(call, domain, terms)[0]
         assert sizes is not None
         return [Value(np.where(np.abs(sizes.array) > LARGEST, np.nan, made.array), made.kind), *results[1:]]
 
