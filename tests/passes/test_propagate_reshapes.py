@@ -5,6 +5,7 @@ import pytest
 from tvm import relax
 
 from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.operators.lookup import lookup
 from tvmopt.passes import CancelReshapes, PropagateReshapes
 
 op, nn, c = relax.op, relax.op.nn, relax.const
@@ -137,3 +138,14 @@ def test_a_quantization_names_no_axis_of_fewer():
         return bb.emit(op.dequantize(q, c(np.float32(0.1)), zero, axis=1))
 
     check_rewrite(ones, build({"x": (2,)}, body), {"quantize": 1, "dequantize": 1, "reshape": 1})
+
+
+def test_a_table_of_bytes_keeps_its_one_axis():
+    """Of a one-dimensional convolution that became two-dimensional: 256 values have no axes of the result."""
+
+    def body(bb, x):
+        codes = bb.emit(op.quantize(x, c(np.float32(0.1)), c(np.uint8(3)), axis=1, out_dtype="uint8"))
+        table = relax.const(np.arange(256, dtype=np.uint8)[::-1].copy(), "uint8")
+        return bb.emit(lookup(bb.emit(op.reshape(codes, (2, 5, 9))), table))
+
+    check_rewrite(ones, build({"x": (2, 5, 1, 9)}, body), {"quantize": 1, "tvmopt.lookup": 1, "reshape": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
+from tvmopt.operators.lookup import OP as LOOKUP
 from tvmopt.passes.graph import (
     Expr,
     Graph,
@@ -91,11 +92,11 @@ class PropagateReshapes(Rewrite):
         if base is None:
             return None
         new = []
-        for arg, source in zip(value.args, sources, strict=True):
+        for number, (arg, source) in enumerate(zip(value.args, sources, strict=True)):
             dims = shape(arg)
             if source is not None and shape(source) == base:
                 new.append(source)
-            elif dims is None or not dims:
+            elif dims is None or not dims or (number and op_name(value) == LOOKUP):  # a table has no axes of the result
                 new.append(arg)
             elif dims != out or graph.is_const(arg):
                 new.append(relax.op.reshape(arg, _against(dims, out, base)))
@@ -190,6 +191,4 @@ def _on(value: Expr, args: list[Expr]) -> Expr:
 def _pointwise(graph: Graph, value: Expr) -> bool:
     """Whether an operator computes each element by itself: quantizing per tensor does, and so does a table of bytes."""
     name = op_name(value)
-    return name in (*ELEMENTWISE, "tvmopt.lookup") or (
-        name in ("quantize", "dequantize") and params(graph, value) is not None
-    )
+    return name in (*ELEMENTWISE, LOOKUP) or (name in ("quantize", "dequantize") and params(graph, value) is not None)
