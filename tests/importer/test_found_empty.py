@@ -206,3 +206,23 @@ def test_a_reduction_of_at_most_one_number(op: str, nothing: float) -> None:
     compiled = tvmopt.compile(model, cache=False)
     for x, expected in ((200.0, 200.0), (0.0, nothing), (np.nan, nothing)):
         assert compiled.model.run({"x": np.float32(x)})["y"] == np.float32(expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_size_that_values_decide_in_16_bits(precision: str) -> None:
+    """Products in 16 bits rewrite the whole function, and what names a size is read by nobody."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[9, 16] x) => (float[rows, 24] y) <float zero = {0}, int64[1] last = {-1}> {
+            product = MatMul (x, weight)
+            best = ReduceMin <keepdims = 0> (product, last)
+            mask = Less (best, zero)
+            chosen = Compress <axis = 0> (product, mask)
+            y = Softmax (chosen)
+        }""")
+    weight = np.abs(np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32))
+    model.graph.initializer.append(numpy_helper.from_array(weight, "weight"))
+    compiled = tvmopt.compile(model, precision=precision, cache=False)
+    for signs in (np.ones(9), -np.ones(9), np.where(np.arange(9) % 3, 1, -1)):
+        x = np.broadcast_to(signs[:, None], (9, 16)).astype(np.float32)
+        assert compiled.model.run({"x": x})["y"].shape == (int((signs < 0).sum()), 24)

@@ -18,6 +18,7 @@ from tvmopt.passes.graph import (
     const,
     dtype,
     name_of,
+    names_sizes,
     op_name,
     shape,
     sizes,
@@ -345,11 +346,11 @@ def _inputs(graph: Graph) -> set[Var]:
 
 
 def _used(bindings: list[Any], result: Expr) -> list[Any]:
-    """The bindings that the result needs, and those of variables visible outside."""
+    """The bindings that the result needs, those of variables visible outside, and those that name sizes."""
     needed = set(variables(result))
     kept = []
     for binding in reversed(bindings):
-        if binding.var in needed or not isinstance(binding.var, relax.DataflowVar):
+        if binding.var in needed or not isinstance(binding.var, relax.DataflowVar) or names_sizes(binding):
             kept.append(binding)
             needed.update(variables(binding.value))
     return kept[::-1]
