@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, value
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import Recorder, nudges
+from tvmopt.analysis.oracle.rounding import Recorder, arithmetic_of, nudges, roundings
 
 
 def test_an_order_that_16_bits_decide_is_one_of_them() -> None:
@@ -51,3 +51,21 @@ def test_sums_of_a_recurrence_err_as_an_engine_that_adds_in_another_order() -> N
     )
     runs = [run.run({"x": x}, ["y"])["y"] for run in nudges(forwards, "fp32", {}, 1e-4)]
     assert 1e-6 < error < 2 * max(float(np.abs(one - exact).max()) for one in runs)
+
+
+def test_bytes_of_a_tensor_that_is_moved_have_its_own_scale() -> None:
+    """All numbers a little larger have another zero point, and are the same bytes: an edge was never crossed."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((32, 64)).astype(np.float32), rng.standard_normal((64, 48)).astype(np.float32)
+    names = ["codes", "scale", "zero"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("DynamicQuantizeLinear", ["y"], names)]
+    outputs = [value("codes", None, TensorProto.UINT8), value("scale", None), value("zero", None, TensorProto.UINT8)]
+    proto = model(nodes, [value("x", x.shape)], outputs, {"w": w})
+    recorder = Recorder(proto)
+    exact = recorder.run({"x": x}, ["codes"])["codes"].astype(int)
+    runs = roundings(proto, arithmetic_of("bf16"), recorder.edges, 0.01)
+    explained = np.max([np.abs(run.run({"x": x}, ["codes"])["codes"] - exact) for run in runs], axis=0)
+    narrow = {"x": x.astype(ml_dtypes.bfloat16).astype(np.float32)}  # an engine that rounds one operand alone
+    engine = Oracle(proto).run(narrow, ["codes"])["codes"].astype(int)
+    assert (engine != exact).any()
+    assert (np.abs(engine - exact) <= explained).all()

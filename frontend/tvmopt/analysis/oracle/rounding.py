@@ -17,7 +17,7 @@ import numpy as np
 
 from tvmopt.analysis.oracle.boxes import selected
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
-from tvmopt.analysis.oracle.quantized import number_type
+from tvmopt.analysis.oracle.quantized import number_type, steps
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import DIGITS, EXACT, ROUNDS, Arithmetic, Array, Call, Unfit, Value, is_real
 from tvmopt.importer.boxes import ANY, SELECT
@@ -256,6 +256,8 @@ class Rounded(Oracle):
             else:
                 values = [self._moved(call, values), *values[1:]]
         results = super().evaluate(call, domain, values)
+        if values is not given and call.op == "DynamicQuantizeLinear":
+            results = self._by_its_own_scale(values[0], super().evaluate(call, domain, given))
         if values is not given and call.op in INTEGERS:
             results = self._farther(call, domain, given, results)
         if call.op in (SELECT, ANY):
@@ -267,6 +269,16 @@ class Rounded(Oracle):
             if name in self.narrow and value is not None and is_real(value.kind):
                 results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
         return results
+
+    @staticmethod
+    def _by_its_own_scale(moved: Value | None, results: list[Value | None]) -> list[Value | None]:
+        """Moved numbers quantised by the scale and the zero point of the numbers as they were: moved together they have
+        another zero point, and are the same integers."""
+        codes, scale, zero = results
+        if moved is None or codes is None or scale is None or zero is None:
+            return results
+        found = steps(moved.array.astype(np.float64), np.asarray(scale.array, np.float64), zero.array, codes.kind)
+        return [Value(found, codes.kind), scale, zero]
 
     def _exact(self, call: Call) -> list[Any]:
         """What the node read in the exact run, here and for this time; empty where nothing was kept."""
