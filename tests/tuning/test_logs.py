@@ -157,3 +157,48 @@ def test_commands(tmp_path: Path) -> None:
 
 def test_verdict_of_a_record_is_needed_to_win() -> None:
     assert not record(verdict=Verdict(0.5, 0.4, 1.1, 0.3, 5, False)).won
+
+
+def line(**fields: object) -> str:
+    """A line of a log with other fields."""
+    return json.dumps(json.loads(to_line(record(4, verdict=WON))) | fields)
+
+
+DAMAGED = {
+    "knobs is a list": line(knobs=[1]),
+    "knobs is null": line(knobs=None),
+    "knobs is infinite": line(knobs={"mr": float("inf")}),
+    "a version that SQLite does not hold": line(family_version=10**30),
+    "half of a character": line(note="\ud800"),
+    "deep nesting": "[" * 100000,
+    "ratio is text": line(verdict=WON.__dict__ | {"ratio": "0.5"}),
+    "ratio is null": line(verdict=WON.__dict__ | {"ratio": None}),
+    "a verdict without a ratio": line(verdict={"won": True}),
+    "no time": line(samples=[0.0]),
+    "status is a list": line(status=["ok"]),
+    "no object": "1",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_costs_that_line_only(text: str, tmp_path: Path) -> None:
+    """Import takes the others, and what it took can be exported."""
+    path = tmp_path / "log.jsonl"
+    logs.write_log(path, KEY.target, [record(6, verdict=WON)])
+    header, good = path.read_text().splitlines()
+    path.write_text("\n".join([header, text, good]))
+    with Store(tmp_path / "s.db") as store:
+        with pytest.raises(TuningError, match="line 2"):
+            import_logs(store, [path])
+        assert [r.candidate.knobs for r in store.records()] == [{"mr": 6}]
+        assert list(export_logs(store, tmp_path / "out").values()) == [1]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"version": float("inf")}, {"version": None}, {"target": ""}, {"target": "../a b c"}]
+)
+def test_a_damaged_header_is_no_log(fields: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"format": logs.MAGIC, "version": 1, "target": KEY.target} | fields) + "\n" + line())
+    with pytest.raises(TuningError, match="not a tuning log"):
+        read_log_file(path)

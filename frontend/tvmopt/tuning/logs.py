@@ -26,7 +26,17 @@ from tvmopt.files import read_plain
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
-from tvmopt.tuning.record import Candidate, Key, Record, Verdict, fingerprint, key_of, log_name, tvm_version
+from tvmopt.tuning.record import (
+    Key,
+    Record,
+    fingerprint,
+    is_target,
+    key_of,
+    log_name,
+    plain_data,
+    record_of,
+    tvm_version,
+)
 from tvmopt.tuning.store import Store, default_path
 
 STAGE = "tvmopt.TuningRecords"
@@ -60,19 +70,9 @@ def from_line(line: str, target: str) -> Record:
     """The record of a line.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not one.
+        ValueError: it is not one.
     """
-    data = json.loads(line)
-    key = Key(str(data["workload"]), target, str(data["tvm"]), str(data["family"]), int(data["family_version"]))
-    knobs = {str(name): int(value) for name, value in data.get("knobs", {}).items()}
-    verdict = Verdict(**data["verdict"]) if data.get("verdict") else None
-    digest, note, shape, host, date = (str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date"))
-    samples = tuple(float(s) for s in data.get("samples", ()))
-    status = data["status"]
-    if status not in ("ok", "failed", "crash", "timeout", "wrong"):
-        raise ValueError(f"status {status!r}")
-    candidate, baseline = Candidate(knobs, str(data.get("trace", ""))), float(data.get("baseline", 0.0))
-    return Record(key, candidate, status, samples, digest, note, shape, host, date, verdict, baseline)
+    return record_of(plain_data(line), target)
 
 
 def write_log(path: Path, target: str, records: Iterable[Record]) -> int:
@@ -102,8 +102,8 @@ def read_log(text: str, where: str) -> Log:
     """
     first, _, rest = text.partition("\n")
     try:
-        header = json.loads(first)
-        known = header["format"] == MAGIC and int(header["version"]) <= VERSION
+        header = plain_data(first)
+        known = header["format"] == MAGIC and header["version"] <= VERSION and is_target(header["target"])
         target = str(header["target"])
     except (ValueError, KeyError, TypeError):
         known, target = False, ""
@@ -117,7 +117,7 @@ def read_log(text: str, where: str) -> Log:
             continue
         try:
             records.append(from_line(line, target))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             problems.append(TuningError(f"not a record: {error}", where=f"{where}, line {number}"))
     return Log(target, tuple(records), tuple(problems))
 

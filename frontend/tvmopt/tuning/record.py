@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tvmopt.targets import Machine
 
@@ -137,6 +139,94 @@ class Record:
     @property
     def won(self) -> bool:
         return self.status == "ok" and self.verdict is not None and self.verdict.won
+
+
+def record_of(data: Any, target: object) -> Record:
+    """The record that plain data tell, under the names of `logs.to_line`: for lines of logs and rows of stores.
+
+    Raises:
+        ValueError: something is missing, or is not what is written there.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError("it is not an object")
+
+    def checked(name: str, fits: Callable[[Any], bool], default: object = None) -> Any:
+        value = data.get(name, default)
+        if not fits(value):
+            raise ValueError(f"the field {name!r} is {'damaged' if name in data else 'missing'}")
+        return value
+
+    if not is_target(target):
+        raise ValueError("the field 'target' is damaged")
+    workload, tvm, family = (checked(name, _is_text) for name in ("workload", "tvm", "family"))
+    key = Key(workload, str(target), tvm, family, checked("family_version", _is_whole))
+    knobs = {name: int(value) for name, value in checked("knobs", _are_knobs, {}).items()}
+    status = checked("status", lambda value: value in get_args(Status))
+    verdict = checked("verdict", lambda value: value is None or _is_verdict(value))
+    samples = tuple(map(float, checked("samples", _are_times, [])))
+    baseline = float(checked("baseline", lambda value: _is_number(value) and value >= 0, 0.0))
+    words = {name: checked(name, _is_text, "") for name in ("digest", "note", "shape", "host", "date")}
+    return Record(
+        key,
+        Candidate(knobs, checked("trace", _is_text, "")),
+        status,
+        samples,
+        verdict=Verdict(**verdict) if verdict else None,
+        baseline=baseline,
+        **words,
+    )
+
+
+def plain_data(text: str) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is no JSON, or too deeply nested to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def is_target(value: object) -> bool:
+    """Whether this is a `fingerprint`, of which a file can be named.
+
+    >>> is_target("llvm znver5 2c avx2+fma"), is_target("llvm"), is_target("llvm ../x 2c -")
+    (True, False, False)
+    """
+    return _is_text(value) and re.fullmatch(r"[\w.+-]+ [\w.+-]+ \d+c \S.*", str(value)) is not None
+
+
+def _is_text(value: object) -> bool:
+    """Whether SQLite can keep it: JSON has halves of characters that no encoding has."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 2**63
+
+
+def _are_knobs(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_text(name) and _is_whole(knob) for name, knob in value.items())
+
+
+def _are_times(value: object) -> bool:
+    return isinstance(value, list) and all(_is_number(time) and time > 0 for time in value)
+
+
+def _is_verdict(value: object) -> bool:
+    known = {f.name for f in fields(Verdict)}
+    return (
+        isinstance(value, dict)
+        and known - {"inside"} <= value.keys() <= known
+        and isinstance(value["won"], bool)
+        and all(map(_is_number, value.values()))
+    )
 
 
 def fingerprint(machine: Machine) -> str:
