@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from tests.tuning.records import KEY, WON, record
 from tvmopt.cli.logs import app
 from tvmopt.errors import InputError, TuningError
+from tvmopt.report import DecisionLog
 from tvmopt.scheduling.family import Space
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
@@ -21,6 +24,7 @@ from tvmopt.tuning import logs
 from tvmopt.tuning.logs import RecordLookup, export_logs, from_line, import_logs, read_log_file, to_line
 from tvmopt.tuning.record import Candidate, Key, Verdict, fingerprint, log_name, tvm_version
 from tvmopt.tuning.store import Store
+from tvmopt.tuning.verify import verify_store
 
 MACHINE = Machine("m", "llvm", "znver5", cores=2, vector_bits=256, features=("avx2",))
 HERE = Key("00ff", fingerprint(MACHINE), tvm_version(), "gemm", 1)
@@ -202,3 +206,35 @@ def test_a_damaged_header_is_no_log(fields: dict[str, object], tmp_path: Path) -
     path.write_text(json.dumps({"format": logs.MAGIC, "version": 1, "target": KEY.target} | fields) + "\n" + line())
     with pytest.raises(TuningError, match="not a tuning log"):
         read_log_file(path)
+
+
+ROWS = [
+    *(("knobs", value) for value in ("[1,2]", "null", "{", "[" * 100000)),
+    *(("verdict", json.dumps(WON.__dict__ | {"ratio": ratio})) for ratio in ("0.5", None)),
+    ("samples", "[0]"),
+    ("status", "fine"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), ROWS)
+def test_a_damaged_row_costs_that_row_only(
+    column: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compile and the commands go on without it and name it; a tuner measures its point again."""
+    path, first = tmp_path / "s.db", record(8, HERE, verdict=WON)
+    with Store(path) as store:
+        store.merge([first, record(6, replace(HERE, workload="01"), WON)])
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE record SET {column}=? WHERE id=1", (value,))
+        db.commit()
+    monkeypatch.setenv("TVMOPT_STORE", str(path))
+    named = f"{path}, row 1: "
+    (warning,) = RecordLookup.default(MACHINE).tell(DecisionLog())
+    assert named in warning
+    done = CliRunner().invoke(app, ["list"], catch_exceptions=False)
+    assert done.exit_code == 0 and "mr=6" in done.output and named in done.output
+    assert named in verify_store(path, MACHINE)[-1].note
+    with Store(path) as store:
+        assert [r.candidate.knobs["mr"] for r in store.records()] == [6]
+        assert store.claim(HERE, [first.candidate], 0.0) == [first.candidate]
+        assert store.add(first) and len(store.records()) == 2 and len(store.warnings) == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, out, print_json, table
+from tvmopt.cli.common import escape, note, out, print_json, table
 from tvmopt.files import make_folder, write_text
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def merge(stores: Annotated[list[Path], typer.Argument(help="Other tuning stores
     with Store(store) as opened:
         added = 0
         for path in stores:
-            with Store(path, must_exist=True) as other:
+            with _open(path) as other:
                 added += opened.merge(other.records())
                 for digest, module in other.workloads():
                     opened.put_workload(digest, module)
@@ -275,10 +277,15 @@ def verify(
         raise TuningError(f"{len(bad)} of {len(checks)} records are not right", fix="tune those kernels again")
 
 
-def _open(store: Path | None) -> Store:
+@contextmanager
+def _open(store: Path | None) -> Iterator[Store]:
+    """A store that is there; at the end, the rows of it that are damaged are told."""
     from tvmopt.tuning.store import Store
 
-    return Store(store, must_exist=True)
+    with Store(store, must_exist=True) as opened:
+        yield opened
+    for warning in opened.warnings:
+        note(warning)
 
 
 def _fingerprint(target: str) -> str:

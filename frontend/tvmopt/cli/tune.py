@@ -155,6 +155,8 @@ def render(found: TuningResult) -> None:
     for t in found.tasks:
         if t.note:
             out.print(f"[yellow]note:[/] {escape(t.name)} was not tuned: {escape(t.note)}")
+    for warning in found.warnings:
+        out.print(f"[yellow]note:[/] {escape(warning)}")
     if found.spent:
         out.print(f"[yellow]note:[/] {found.spent}")
     base, best = found.estimate

@@ -66,6 +66,7 @@ class TuningResult:
         onnxruntime: seconds of one inference before tuning began, median; 0: not measured.
         curve: (trials, seconds spent, estimated seconds of one inference) as this run went on.
         spent: why this run measured nothing, in words; "" if it did. The winners are those of the run before then.
+        warnings: what a user should know of the store.
     """
 
     session: str
@@ -81,6 +82,7 @@ class TuningResult:
     interrupted: bool = False
     curve: tuple[tuple[int, float, float], ...] = ()
     spent: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def tune(
@@ -321,7 +323,7 @@ def result(tuner: Tuner, model: Verdict | None = None, interrupted: bool = False
     target = tuner.states[0].task.key.target if tuner.states else ""
     return TuningResult(
         tuner.session, tuner.store.path, target, tuner.trials, tuner.resumed, tuner.seconds, (base, best),
-        tasks, model, tuner.peer, interrupted, tuple(tuner.curve),
+        tasks, model, tuner.peer, interrupted, tuple(tuner.curve), warnings=tuple(tuner.store.warnings),
     )  # fmt: skip
 
 

@@ -218,6 +218,7 @@ class RecordLookup:
         def take_store() -> None:
             with Store(store, must_exist=True) as opened:
                 lookup.take(opened.records(target=target, won=True), "store")
+                lookup.warnings += opened.warnings
 
         if store is not None:
             take_store()

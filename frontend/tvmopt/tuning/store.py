@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TuningError
-from tvmopt.tuning.record import Candidate, Key, Record, Verdict, now
+from tvmopt.tuning.record import Candidate, Key, Record, Verdict, now, plain_data, record_of
 
 FORMAT = 1
 CLAIM_SECONDS = 300.0
@@ -77,8 +77,13 @@ def default_path() -> Path:
 class Store:
     """An open store. One object a process and thread; any number of processes a file.
 
+    Rows that are damaged are no records: they are left out, named in `warnings`, and measured again.
+
     Args:
         path: the file; made, with its folder, unless `must_exist`.
+
+    Attributes:
+        warnings: the damaged rows met so far.
 
     Raises:
         TuningError: it is not a store, is of a later format, or cannot be opened.
@@ -89,6 +94,8 @@ class Store:
         if must_exist and not self.path.exists():
             raise TuningError("there is no tuning store", where=str(self.path), fix="`tvmopt tune MODEL` makes one")
         self.owner = _owner()
+        self.warnings: list[str] = []
+        self._damaged: set[int] = set()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
@@ -227,8 +234,16 @@ class Store:
         if won:
             where.append("verdict LIKE '%\"won\": true%'")
         with self._reading():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values)
-            return [_record(row) for row in rows]
+            rows = self._db.execute(f"SELECT id,{_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values)
+            found = []
+            for number, *row in rows:
+                try:
+                    found.append(_record(row))
+                except (ValueError, TypeError) as error:
+                    if number not in self._damaged:
+                        self.warnings.append(f"a tuning record is not used: {self.path}, row {number}: {error}")
+                    self._damaged.add(number)
+            return found
 
     def best(self, key: Key) -> Record | None:
         """The record that won its final by most; None if none did."""
@@ -260,8 +275,12 @@ class Store:
             mine = []
             for c in candidates:
                 ident = (*_key(key), c.id)
-                if self._db.execute(f"SELECT 1 FROM record WHERE {_KEY} AND candidate=?", ident).fetchone():
+                row = self._db.execute(f"SELECT id FROM record WHERE {_KEY} AND candidate=?", ident).fetchone()
+                if row and row[0] not in self._damaged:
                     continue
+                if row:  # it makes room for a measurement that can be read
+                    self._db.execute("DELETE FROM record WHERE id=?", row)
+                    self._damaged.discard(row[0])  # a later row may get its number
                 cursor = self._db.execute(
                     "INSERT OR IGNORE INTO claim VALUES(?,?,?,?,?,?,?,?)",
                     (*ident, self.owner, clock + CLAIM_SECONDS),
@@ -361,11 +380,14 @@ def _verdict_text(verdict: Verdict | None) -> str:
 
 
 def _record(row: Sequence[Any]) -> Record:
-    knobs, trace, status, samples, digest, note, shape, host, date, final, baseline = row[5:]
-    verdict = Verdict(**json.loads(final)) if final else None
-    times = tuple(json.loads(samples))
-    candidate = Candidate(json.loads(knobs), trace)
-    return Record(Key(*row[:5]), candidate, status, times, digest, note, shape, host, date, verdict, baseline)
+    """The record of a row.
+
+    Raises:
+        ValueError, TypeError: it is damaged.
+    """
+    data = dict(zip(_COLUMNS.split(","), row, strict=True))
+    texts = {name: plain_data(data[name] or "null") for name in ("knobs", "samples", "verdict")}
+    return record_of({**data, **texts, "family_version": data["version"]}, data["target"])
 
 
 def _owner() -> str:

@@ -27,11 +27,12 @@ class Check:
 
 
 def verify_store(path: Path | None = None, machine: Machine | None = None) -> list[Check]:
-    """Check every winner of a store; those of other machines cannot be run here."""
+    """Check every winner of a store; those of other machines cannot be run here. Damaged rows are broken ones."""
     machine = machine or Machine.load("cpu")
     with Store(path, must_exist=True) as store:
         records = pruned(store.records())
-        return _verify(records, {r.key.workload: store.workload(r.key.workload) for r in records}, machine)
+        checks = _verify(records, {r.key.workload: store.workload(r.key.workload) for r in records}, machine)
+        return checks + [Check("", "", "", "", "broken", warning) for warning in store.warnings]
 
 
 def verify_logs(paths: Sequence[Path], machine: Machine | None = None, store: Path | None = None) -> list[Check]:
