@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvmopt.compiler.request import Request
+from tvmopt.errors import TvmoptError
 from tvmopt.targets import Machine
 from tvmopt.toolchain.linking import export
 
@@ -35,10 +36,10 @@ class Code:
         return []
 
     def check(self) -> None:
-        """Every kernel can be launched.
+        """Every kernel could be compiled, and can be launched.
 
         Raises:
-            ScheduleError: all those that cannot.
+            ScheduleError: all those that cannot be launched. Exception: what the compiler said of one.
         """
 
     def launches(self, kernel: str) -> tuple[dict[str, Any], ...]:
@@ -48,6 +49,18 @@ class Code:
     def warnings(self) -> tuple[str, ...]:
         """What a user must know of the code."""
         return ()
+
+
+def why(error: Exception) -> str:
+    """What an error says, in one line; TVM's checks say it in their last one.
+
+    >>> why(ValueError("Traceback:\\n  a.cc\\nCheck failed: a < b")), why(TvmoptError("the tile\\nis too wide"))
+    ('Check failed: a < b', 'the tile is too wide')
+    """
+    if isinstance(error, TvmoptError):
+        return " ".join(error.what.split())[:200]
+    lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
+    return next(line.strip() for line in reversed(lines) if line.strip())[:200]
 
 
 class Backend(Protocol):
@@ -76,7 +89,7 @@ class Backend(Protocol):
         """Code for a lowered module (`tvmopt.pipeline.Lowered`).
 
         Raises:
-            ScheduleError: the machine's compiler refused a kernel.
+            Exception: a kernel cannot be compiled, if the code cannot tell which (`Code.unfit`).
         """
 
     def warnings(self, lowered: Any) -> tuple[str, ...]:

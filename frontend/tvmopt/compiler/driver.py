@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.children import Progress
-from tvmopt.compiler.backend import Backend, Code
+from tvmopt.compiler.backend import Backend, Code, why
 from tvmopt.compiler.cuda import Cuda
 from tvmopt.compiler.dump import Dumper
 from tvmopt.compiler.keeping import check_kept
 from tvmopt.compiler.llvm import Llvm
 from tvmopt.compiler.request import Request, as_file, source_hash
 from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
-from tvmopt.errors import ArtifactError, ModelError, ScheduleError, collect
+from tvmopt.errors import ArtifactError, ModelError, ScheduleError, TvmoptError, collect
 from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact, LaidOut, read
 from tvmopt.runtime.manifest import Manifest
@@ -255,10 +255,11 @@ def _with_records(
 
     try:
         lowered, weights, code = once()
-    except ScheduleError as error:
-        if lookup is None or not lookup.used:
+    except Exception as error:  # a record may make loops that only TVM's own checks refuse
+        ours = isinstance(error, TvmoptError) and not isinstance(error, ScheduleError)
+        if lookup is None or not lookup.used or ours or isinstance(error, OSError | MemoryError):
             raise
-        lookup.ignored |= {r.key: (r, error.what.replace("\n", " ")[:200]) for r, _ in lookup.used}
+        lookup.ignored |= {r.key: (r, why(error)) for r, _ in lookup.used}
     else:
         if lookup is None or not _refuse_records(lowered, code, request, lookup):
             return lowered, weights, code

@@ -30,13 +30,27 @@ NAME = "kernel".ljust(1000, "_")
 """Stands for a kernel's name in the object that is kept. A kernel whose name is not shorter keeps its own."""
 
 
-def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+def objects(
+    kernels: tvm.IRModule,
+    machine: Machine,
+    cache: Kernels,
+    without: tuple[str, ...] = (),
+    failed: dict[str, Exception] | None = None,
+) -> dict[str, bytes]:
     """Name of each kernel -> its object file.
 
     Args:
         kernels: before TVM's own passes of loops.
         without: names of stages to leave out.
+        failed: takes the errors of the kernels that cannot be compiled, by name; without it they are raised.
     """
+
+    def vectorized(key: str) -> bytes | Exception:
+        try:
+            return _vectorized(*wanted[key][1], kernels, machine, without)
+        except Exception as error:
+            return error
+
     keys, wanted = dict[str, str](), dict[str, tuple[int, tuple[Any, str]]]()
     for name, func in named(kernels):
         symbol = _symbol(name)
@@ -46,13 +60,23 @@ def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tu
     found = {key: data for key in wanted if (data := cache.get(key)) is not None}
     missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
-        made = list(threads.map(lambda key: _vectorized(*wanted[key][1], kernels, machine, without), missing))
-    for key, data in zip(missing, made, strict=True):
-        found[key] = data or _object(compiled(*wanted[key][1], kernels, machine, without))
-        cache.put(key, found[key])
+        made = list(threads.map(vectorized, missing))
+    errors: dict[str, Exception] = {}
+    for key, outcome in zip(missing, made, strict=True):
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            found[key] = outcome or _object(compiled(*wanted[key][1], kernels, machine, without))
+            cache.put(key, found[key])
+        except Exception as error:
+            if failed is None or isinstance(error, OSError | MemoryError):  # those are no fault of the kernel
+                raise
+            errors[key] = error
     if missing:
         cache.tidy()
-    return {name: _named(found[key], name) for name, key in keys.items()}
+    if failed is not None:
+        failed.update((name, errors[key]) for name, key in keys.items() if key in errors)
+    return {name: _named(found[key], name) for name, key in keys.items() if key in found}
 
 
 def named(kernels: tvm.IRModule) -> list[tuple[str, Any]]:

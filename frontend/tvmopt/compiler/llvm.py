@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.cache import Kernels
-from tvmopt.compiler.backend import Code
+from tvmopt.compiler.backend import Code, why
 from tvmopt.compiler.request import Request
 from tvmopt.targets import Machine
 from tvmopt.toolchain.linking import export, find_linker
@@ -15,12 +15,20 @@ from tvmopt.toolchain.linking import export, find_linker
 
 @dataclass(frozen=True)
 class LlvmCode(Code):
-    """The virtual machine's code, and the object file of each kernel by its name."""
+    """The virtual machine's code, the object file of each kernel by its name, and why the others have none."""
 
     objects: Mapping[str, bytes]
+    failed: Mapping[str, Exception]
 
     def library(self, arch: str) -> bytes:
         return export(self.executable, arch, self.objects)
+
+    def unfit(self, kernel: str) -> list[str]:
+        return [f"its kernel cannot be compiled: {why(self.failed[kernel])}"] if kernel in self.failed else []
+
+    def check(self) -> None:
+        for error in self.failed.values():
+            raise error
 
 
 class Llvm:
@@ -45,8 +53,9 @@ class Llvm:
         kernels = run.module
         if run.watch is not None:  # it wants to see all of them together
             pipeline.lower_loops(run, lowered.job)
-        made = objects(kernels, machine, Kernels.default(), request.without)
-        return LlvmCode(link(pipeline.generate(IRModule(), machine)), made)
+        failed: dict[str, Exception] = {}
+        made = objects(kernels, machine, Kernels.default(), request.without, failed)
+        return LlvmCode(link(pipeline.generate(IRModule(), machine)), made, failed)
 
     def warnings(self, lowered: Any) -> tuple[str, ...]:
         return ()
