@@ -9,6 +9,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tests.tuning.records import WON
@@ -16,6 +17,8 @@ from tvmopt.compiler import kernels
 from tvmopt.compiler.driver import compile_model
 from tvmopt.compiler.dump import Dumps
 from tvmopt.compiler.request import Request
+from tvmopt.errors import ScheduleError
+from tvmopt.lowering.intrinsics import call_function
 from tvmopt.report import Report
 from tvmopt.scheduling.blocks import root_blocks
 from tvmopt.scheduling.replay import trace_text
@@ -49,6 +52,43 @@ def model(tmp_path: Path) -> Path:
         store.add(Record(product.key, Candidate(knobs), "ok", (1e-6,), verdict=WON))
         store.add(Record(softmax.key, Candidate(trace=trace_text(sch.trace)), "ok", (1e-6,), verdict=WON))
     return path
+
+
+@pytest.fixture
+def transposed(tmp_path: Path) -> Path:
+    """A transpose before a product of bf16; a store beside it with a record of vectors of 17 lanes."""
+    value = helper.make_tensor_value_info
+    weight = np.random.default_rng(0).standard_normal((64, 48), dtype=np.float32)
+    nodes = [helper.make_node("Transpose", ["x"], ["h"], perm=[1, 0]), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, [64, 17])], [value("y", TensorProto.FLOAT, [17, 48])],
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    tasks = {t.key.family: t for t in driver.tasks_of(driver.imported_module(path, {}), HOST, "bf16")}
+    sch = Schedule(tvm.ir.load_json(tasks["layout"].kernel.module)["main"])
+    (block,) = root_blocks(sch)
+    rows, columns = sch.get_loops(block)
+    sch.reorder(columns, rows)
+    sch.vectorize(rows)
+    with Store(tmp_path / "s.db") as store:
+        store.add(Record(tasks["layout"].key, Candidate(trace=trace_text(sch.trace)), "ok", (1e-6,), verdict=WON))
+    return path
+
+
+@pytest.mark.skipif(not HOST.has("avx512bf16"), reason="no avx512_bf16 here")
+def test_a_width_that_no_function_of_ours_has_is_ignored(transposed: Path) -> None:
+    """The library had a symbol that nothing defines, and ended the process that called it."""
+    report = compiled(transposed, precision="bf16")
+    assert {k.source for k in report.kernels} == {"analytic"}
+    assert "there is no tvmopt_round for vectors of 17 lanes" in report.warnings[0]
+
+
+def test_widths_of_our_functions() -> None:
+    assert call_function("tvmopt_round", "uint16", tirx.Var("x", "float32x16")).args[0] == "tvmopt_round_16"
+    with pytest.raises(ScheduleError, match="no tvmopt_round for vectors of 17 lanes"):
+        call_function("tvmopt_round", "uint16", tirx.Var("x", "float32x17"))
 
 
 def compiled(model: Path, **options: object) -> Report:

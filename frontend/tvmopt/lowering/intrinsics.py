@@ -11,6 +11,7 @@ from tvm.ir import _ffi_api as ir_api
 from tvm.ir.op import register_op_attr
 from tvm.tirx.op import call_intrin
 
+from tvmopt.errors import ScheduleError
 from tvmopt.lowering.loops import vector_type
 
 WIDTHS = (*range(1, 17), 24, 32, 48, 64)
@@ -50,8 +51,13 @@ def call_function(name: str, dtype: str, *args: Any) -> Any:
 
     Args:
         name: of the functions, without the number of lanes. dtype: of one lane of the result.
+
+    Raises:
+        ScheduleError: there is no function for so many lanes; linked, the kernel would end the process that calls it.
     """
     lanes = max(int(a.ty.dtype.lanes) for a in args)
+    if lanes not in WIDTHS:
+        raise ScheduleError(f"there is no {name} for vectors of {lanes} lanes")
     wide = [tirx.Broadcast(a, lanes) if int(a.ty.dtype.lanes) < lanes else a for a in args]
     return tirx.call_pure_extern(vector_type(dtype, lanes), f"{name}_{lanes}", *wide)
 
