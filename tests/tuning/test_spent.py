@@ -34,6 +34,23 @@ def test_a_spent_budget_is_told(tuned: tuple[Path, Path]) -> None:
     assert json.loads(command("tune", *words, "--no-compare", "--json").stdout)["spent"]
 
 
+class Impatient:
+    """Somebody who presses Ctrl-C before the first measurement."""
+
+    def started(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    measured = judged = finished = started
+
+
+def test_an_interrupted_run_is_not_called_spent(tuned: tuple[Path, Path], tmp_path: Path) -> None:
+    model, _ = tuned
+    found = driver.tune(
+        model, trials=4, threads=1, store=tmp_path / "s.db", generic=False, compare=False, observer=Impatient()
+    )
+    assert found.interrupted and found.trials == 0 and found.spent == ""
+
+
 def test_the_model_is_judged_once_for_the_same_measurements(
     tuned: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,8 @@ def tune(
             outcome, interrupted = None, not _searched(tuner)
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 outcome = _judged(module, machine, tuner, tell, precision)
-            return replace(result(tuner, outcome, interrupted), spent=spent if tuner.trials == tuner.resumed else "")
+            idle = tuner.trials == tuner.resumed and not interrupted
+            return replace(result(tuner, outcome, interrupted), spent=spent if idle else "")
     finally:
         if second is not None:
             second.close()
