@@ -8,19 +8,31 @@ from typing import Any
 
 import pytest
 
+from tests.compiler.small import silu
 from tests.tuning.fakes import MACHINE, FakeRunner, task
-from tvmopt.tuning import inside
+from tvmopt import pipeline
+from tvmopt.targets import Machine
+from tvmopt.tuning import driver, inside
 from tvmopt.tuning.instance import inside_verdict
+from tvmopt.tuning.record import Candidate, Record
 from tvmopt.tuning.search import Budget, Tuner
 from tvmopt.tuning.store import Store
+
+HOST = Machine.load("cpu").with_threads(1)
+UNUSED: set[str] = set()
+"""Candidates that no kernel of the model takes."""
 
 
 class StandInLookup:
     def __init__(self, machine: Any) -> None:
         self.records: list[Any] = []
 
-    def take(self, records: Any, origin: str) -> None:
-        self.records += records
+    def put(self, record: Any, origin: str) -> None:
+        self.records.append(record)
+
+    @property
+    def used(self) -> list[Any]:
+        return [(record, "store") for record in self.records if record.candidate.id not in UNUSED]
 
 
 class StandInModel:
@@ -82,6 +94,54 @@ def test_small_kernels_and_wrong_candidates_do_not_compete(monkeypatch: pytest.M
     assert best not in inside.contenders(one)
     play(monkeypatch, tuner, lambda name, candidate: 0.9)
     assert two.winner is before or two.winner == before
+
+
+def test_a_candidate_that_did_not_run_is_not_judged(monkeypatch: pytest.MonkeyPatch, tuner: Tuner) -> None:
+    one, _ = tuner.states
+    best = one.winner
+    assert best is not None
+    monkeypatch.setitem(globals(), "UNUSED", {r.candidate.id for r in inside.contenders(one)})
+    play(monkeypatch, tuner, lambda name, candidate: 0.5 if name == "one" else 0.9)
+    assert one.winner == best
+
+
+def test_a_wrong_candidate_from_elsewhere_is_stored_as_wrong(monkeypatch: pytest.MonkeyPatch, tuner: Tuner) -> None:
+    """It says "ok", and that it had won; nothing here has compared its outputs."""
+    one, _ = tuner.states
+    wrong = replace(inside.contenders(one)[0], candidate=Candidate({"a": 99, "b": 1, "c": 1}))
+    tuner.store.merge([wrong])
+    tuner.refresh()
+    assert wrong.candidate.id in {r.candidate.id for r in inside.contenders(one)}
+    monkeypatch.setattr(tuner.runner, "status", lambda task, c: "wrong" if c == wrong.candidate else "ok")
+    seen = []
+    play(monkeypatch, tuner, lambda name, candidate: seen.append(candidate) or 0.9)  # type: ignore[func-returns-value]
+    assert seen and wrong.candidate.id not in seen
+    (found,) = (r for r in tuner.store.records(one.task.key) if r.candidate == wrong.candidate)
+    assert found.status == "wrong" and found.verdict is None and one.winner != found
+
+
+def test_what_a_final_refused_does_not_compete(tuner: Tuner) -> None:
+    """And its record says what it was: the next run must not try it again."""
+    one, _ = tuner.states
+    best = inside.contenders(one)[0]
+    one.refused.add(best.candidate.id)
+    assert best not in inside.contenders(one)
+    other = inside.contenders(one)[0]
+    tuner.runner.status = lambda task, candidate: "wrong"  # type: ignore[attr-defined]
+    assert tuner._final(one, other, None) is None
+    assert one.records[other.candidate.id].status == "wrong" and other not in inside.contenders(one)
+
+
+def test_the_model_is_built_with_a_candidate_that_has_not_won(tmp_path: Path) -> None:
+    """The lookup that `compile` uses takes winners only: the candidates ran with the analytic schedule."""
+    module = driver.imported_module(silu(tmp_path / "m.onnx", depth=40), {})
+    product = next(t for t in driver.tasks_of(module, HOST) if t.key.family == "gemm")
+    knobs = {name: values[-1] for name, values in product.space.choices.items()}
+    record = Record(product.key, Candidate(knobs), "ok", (1e-6,))
+    lookup = inside.lookup_of(HOST, [record])
+    lowered = pipeline.lower(module, HOST, lookup=lookup)
+    assert [found for found, _ in lookup.used] == [record]
+    assert [k.source for k in lowered.kernels if k.family == "gemm"] == ["tuned"]
 
 
 def test_a_kernel_disturbed_too_often_is_not_judged() -> None:

@@ -41,11 +41,13 @@ def compete(
     """Give every kernel the candidate that is fastest inside the model; how many models were built.
 
     The verdict of the winner is the one inside; other candidates that had won before lose, and say at which
-    ratio. What nobody wins keeps no record.
+    ratio. What nobody wins keeps no record. Candidates that the model was not built with are not judged.
     """
     base, _ = tuner.latency
+    if tell:
+        tell("checking the candidates' outputs")
     field = {
-        id(state): contenders(state)
+        id(state): checked(tuner, state)
         for state in tuner.states
         if state.task.weight * state.analytic_seconds >= SHARE * base
     }
@@ -56,9 +58,11 @@ def compete(
             tell(f"candidates inside the model, {number + 1} of {count}")
         lookup = lookup_of(machine, (some[number] for some in field.values() if number < len(some)))
         rounds = profiles([plain, Instance(module, machine, lookup, precision)], ROUNDS)
+        used = {(record.key, record.candidate.id) for record, _ in lookup.used}
         for state in tuner.states:
             some = field.get(id(state), [])
-            verdict = inside_verdict(state.task.names, *rounds) if number < len(some) else None
+            runs = number < len(some) and (state.task.key, some[number].candidate.id) in used
+            verdict = inside_verdict(state.task.names, *rounds) if runs else None
             if verdict is not None:
                 found[id(state)].append((some[number], verdict))
     for state in tuner.states:
@@ -68,17 +72,26 @@ def compete(
 
 
 def contenders(state: State) -> list[Record]:
-    """A kernel's best candidates, those that won alone first; without those that already lost inside."""
+    """A kernel's best candidates, those that won alone first; without those that already lost inside, and without
+    those whose outputs a final did not find right."""
     able = [
         record
         for record in state.records.values()
         if record.status == "ok"
-        and record.candidate.id != state.task.analytic.id
+        and record.candidate.id not in {state.task.analytic.id, *state.refused}
         and not (record.verdict and record.verdict.inside)
         and (record.won or record.score < SCORE)
     ]
     able.sort(key=lambda r: (not r.won, r.verdict.ratio if r.won and r.verdict else r.score, r.candidate.id))
     return able[:MODELS]
+
+
+def checked(tuner: Tuner, state: State) -> list[Record]:
+    """The contenders whose outputs are right: those that this run has not measured come from an earlier run, or from
+    elsewhere, and run isolated once before they run in this process."""
+    while unsure := next((r for r in contenders(state) if r.candidate.id not in state.checked), None):
+        tuner.recheck(state, unsure)
+    return contenders(state)
 
 
 def _settle(tuner: Tuner, state: State, found: list[tuple[Record, Verdict]]) -> None:
@@ -104,5 +117,6 @@ def withdraw(tuner: Tuner, state: State, record: Record, inside: Verdict) -> Non
 def lookup_of(machine: Machine, records: Iterable[Record]) -> RecordLookup:
     """What a model is built with that uses just these records."""
     lookup = RecordLookup(machine)
-    lookup.take(records, "store")
+    for record in records:
+        lookup.put(record, "store")
     return lookup

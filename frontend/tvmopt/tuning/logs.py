@@ -238,11 +238,15 @@ class RecordLookup:
         return tuple(sorted({to_line(replace(r, samples=(), baseline=0.0, date="", note="")) for r, _ in self.used}))
 
     def take(self, records: Iterable[Record], origin: str) -> None:
-        """Consider these records, in place of earlier ones with the same key."""
+        """Consider the winners among these records, in place of earlier ones with the same key."""
         for record in pruned(records):
-            self._by_work[record.key.workload, record.key.family] = record
-            if record.key.tvm == tvm_version():
-                self._best[record.key] = (record, origin)
+            self.put(record, origin)
+
+    def put(self, record: Record, origin: str) -> None:
+        """Consider this record, whether it has won or not, in place of an earlier one with the same key."""
+        self._by_work[record.key.workload, record.key.family] = record
+        if record.key.tvm == tvm_version():
+            self._best[record.key] = (record, origin)
 
     def _guard(self, take: Any) -> None:
         try:

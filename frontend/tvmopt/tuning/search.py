@@ -79,7 +79,12 @@ class Observer(Protocol):
 
 @dataclass
 class State:
-    """What is known of one task."""
+    """What is known of one task.
+
+    Attributes:
+        checked: candidates whose outputs were right in this run; of the others, only their records say so.
+        refused: candidates that turned out, in this run, not to be what their records say.
+    """
 
     task: Task
     knobs: KnobSpace
@@ -90,6 +95,7 @@ class State:
     done: bool = False
     broken: str = ""
     waits_until: float = 0.0
+    checked: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
 
     def note(self, record: Record) -> None:
@@ -290,6 +296,8 @@ class Tuner:
         )  # fmt: skip
         self.store.add(record, self.session, self._lap())
         state.note(record)
+        if record.status == "ok":
+            state.checked.add(record.candidate.id)
         self.trials, self.seconds = self.store.used(self.session)
         if self.observer:
             self.observer.measured(self, state, record)
@@ -315,6 +323,7 @@ class Tuner:
     def _final(self, state: State, record: Record, pairs: Pairs | None) -> Verdict | None:
         found = verdict(pairs) if pairs else None
         if found is None:
+            self.recheck(state, record)
             state.refused.add(record.candidate.id)
         else:
             self.store.judge(state.task.key, record.candidate, found)
@@ -322,6 +331,22 @@ class Tuner:
         if self.observer:
             self.observer.judged(self, state, record.candidate, found)
         return found
+
+    def recheck(self, state: State, record: Record) -> None:
+        """Run a candidate again, isolated, and compare its outputs. If they are wrong or it does not run, its record,
+        which may come from elsewhere, says so from now on."""
+        try:
+            self.runner.prepare(state.task)
+        except TuningError:
+            state.refused.add(record.candidate.id)
+            return
+        for outcome in self.runner.measure(state.task, [record.candidate], 1.0):
+            if outcome.status == "ok":
+                state.checked.add(record.candidate.id)
+                return
+            self.store.restate(state.task.key, record.candidate, outcome.status, outcome.note)
+        state.refused.add(record.candidate.id)
+        self._refresh(state)
 
     def refresh(self) -> None:
         """Read all records again."""

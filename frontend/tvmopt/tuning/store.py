@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TuningError
-from tvmopt.tuning.record import Candidate, Key, Record, Verdict, now, plain_data, record_of
+from tvmopt.tuning.record import Candidate, Key, Record, Status, Verdict, now, plain_data, record_of
 
 FORMAT = 1
 CLAIM_SECONDS = 300.0
@@ -215,6 +215,14 @@ class Store:
             self._db.execute(
                 f"UPDATE record SET verdict=? WHERE {_KEY} AND candidate=?",
                 (_verdict_text(verdict), *_key(key), candidate.id),
+            )
+
+    def restate(self, key: Key, candidate: Candidate, status: Status, note: str) -> None:
+        """A candidate measured again is not what its record says: the record gets this status and loses its verdict."""
+        with self._transaction():
+            self._db.execute(
+                f"UPDATE record SET status=?, note=?, verdict='' WHERE {_KEY} AND candidate=?",
+                (status, note[:500], *_key(key), candidate.id),
             )
 
     def records(
