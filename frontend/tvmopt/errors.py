@@ -154,6 +154,15 @@ _LIMITS = {
 }
 
 
+def last_line(error: BaseException) -> str:
+    """The last line of what a foreign error says, where TVM's checks say it; the error's type where it says nothing.
+
+    >>> last_line(ValueError("Traceback:\\n  a.cc\\nCheck failed: a < b\\n")), last_line(KeyError())
+    ('Check failed: a < b', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+
+
 def limit_of(error: BaseException | None, where: str = "") -> InputError | None:
     """The limit of the machine, or of this process, that an exception is due to; None where it is due to none.
 

@@ -30,18 +30,20 @@ from tvmopt.tuning.store import Store
 HOST = Machine.load("cpu").with_threads(1)
 
 
+def saved(path: Path, nodes: list[onnx.NodeProto], x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> Path:
+    """A file of a model of x, random weights w and y, by their shapes."""
+    inputs, outputs = ([helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", x), ("y", y)))
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal(w, dtype=np.float32), "w")
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A product and a softmax of 31 columns; a store beside it with a record of each."""
-    value = helper.make_tensor_value_info
-    weight = np.random.default_rng(0).standard_normal((40, 31), dtype=np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Softmax", ["h"], ["y"], axis=-1)]
-    graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT, [64, 40])], [value("y", TensorProto.FLOAT, [64, 31])],
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    path = saved(tmp_path / "m.onnx", nodes, x=(64, 40), w=(40, 31), y=(64, 31))
     tasks = {t.key.family: t for t in driver.tasks_of(driver.imported_module(path, {}), HOST)}
     product, softmax = tasks["gemm"], tasks["rows"]
     sch = Schedule(tvm.ir.load_json(softmax.kernel.module)["main"])
@@ -57,15 +59,8 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def transposed(tmp_path: Path) -> Path:
     """A transpose before a product of bf16; a store beside it with a record of vectors of 17 lanes."""
-    value = helper.make_tensor_value_info
-    weight = np.random.default_rng(0).standard_normal((64, 48), dtype=np.float32)
     nodes = [helper.make_node("Transpose", ["x"], ["h"], perm=[1, 0]), helper.make_node("MatMul", ["h", "w"], ["y"])]
-    graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT, [64, 17])], [value("y", TensorProto.FLOAT, [17, 48])],
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    path = saved(tmp_path / "m.onnx", nodes, x=(64, 17), w=(64, 48), y=(17, 48))
     tasks = {t.key.family: t for t in driver.tasks_of(driver.imported_module(path, {}), HOST, "bf16")}
     sch = Schedule(tvm.ir.load_json(tasks["layout"].kernel.module)["main"])
     (block,) = root_blocks(sch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvmopt.compiler.request import Request
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import TvmoptError, last_line
 from tvmopt.targets import Machine
 from tvmopt.toolchain.linking import export
 
@@ -59,8 +59,7 @@ def why(error: Exception) -> str:
     """
     if isinstance(error, TvmoptError):
         return " ".join(error.what.split())[:200]
-    lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
-    return next(line.strip() for line in reversed(lines) if line.strip())[:200]
+    return last_line(error)[:200]
 
 
 class Backend(Protocol):

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.errors import ModelError, UnsupportedOp, last_line
 from tvmopt.importer import blocked, contrib, control, own, places, rules
 from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
 from tvmopt.importer.evaluate import evaluate, foldable
@@ -175,8 +175,7 @@ class Folder(Walk):
                 types[node.output[0]] = known[node.input[0]]
             return types, None
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return {}, self._contradiction(node, lines[-1])
+            return {}, self._contradiction(node, last_line(error))
 
     def _open_value(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
         """Compute a node whose inputs are open sizes and constants; says whether it did."""

@@ -28,7 +28,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_found, is_open, symbols_of
-from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
+from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect, last_line
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
@@ -244,10 +244,13 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def _learn(self, node: onnx.NodeProto, inputs: Inputs) -> None:
         """What is known of the integers that a node computes."""
-        found = below(node, list(inputs), [self._below.get(i) if isinstance(i, relax.Var) else None for i in inputs])
+        found = below(node, list(inputs), self._known_below(inputs))
         for output, one in zip(node.output, found, strict=True):
             if one is not None and isinstance(value := self._nodes.get(output), relax.Var):
                 self._below[value] = one
+
+    def _known_below(self, inputs: Inputs) -> list[Below | None]:
+        return [self._below.get(value) if isinstance(value, relax.Var) else None for value in inputs]
 
     def _stand_ins(self, node: onnx.NodeProto, binding: str) -> list[Any]:
         """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""
@@ -274,7 +277,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             stock_converter=lambda i, a: self._convert_stock(node, name, i, a),
             node_inputs=inputs,
             input_elem_types=tuple(self._elem_type(i) for i in node.input),
-            below=tuple(self._below.get(i) if isinstance(i, relax.Var) else None for i in inputs),
+            below=tuple(self._known_below(inputs)),
             subgraph=lambda graph, values: self._convert_subgraph_inline(graph, values, names),
         )
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
@@ -302,8 +305,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             if any(is_open(shape_of(i) or ()) for i in inputs if isinstance(i, relax.Expr)):
                 what = "it needs numbers for its sizes, and some are open"
                 raise context.unsupported(what, self._bind(node)) from error
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
+            told = last_line(error).rstrip(".")[:300]
+            raise context.unsupported(f"{type(error).__name__}: {told}") from error
 
     def _for_body(self) -> Importer:
         """An importer of the body of a loop, which knows what this one knows of open sizes."""

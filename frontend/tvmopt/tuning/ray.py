@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvmopt
-from tvmopt.errors import InputError, MissingDependency, TuningError
+from tvmopt.errors import InputError, MissingDependency, TuningError, last_line
 from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort, Kernel
 from tvmopt.tuning.measure import ForkServer, LocalRunner, Measurement, Worker
@@ -213,7 +213,7 @@ class RayRunner:
                     f"it has not started to measure within {PATIENCE:.0f} s; something else may use its processors"
                 )
             except ray.exceptions.RayError as error:
-                different = _last_line(error)
+                different = last_line(error)[:300]
             if different:
                 self.refused[name] = different
                 self.tell(f"{name} is not used: {different}")
@@ -412,7 +412,3 @@ class _Batch:
 
 def _work(task: Task) -> Work:
     return Work(task.name, task.key, replace(task.kernel, folder=""))
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__

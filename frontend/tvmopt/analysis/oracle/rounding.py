@@ -245,19 +245,20 @@ class Rounded(Oracle):
 
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """One node that makes numbers."""
-        if jumps(call) and self.moves != "never":
+        stays = self.moves == "never"
+        if jumps(call) and not stays:
             return self._jumped(call, domain, values)
-        stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
+        stays |= call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
         given = values
-        stays |= self.moves == "never"
         if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
             if call.op in (SELECT, ANY, "NonMaxSuppression"):
                 values = self._boxes_moved(call, values)
             else:
                 values = [self._moved(call, values), *values[1:]]
-        results = super().evaluate(call, domain, values)
-        if values is not given and call.op == "DynamicQuantizeLinear":
-            results = self._by_its_own_scale(values[0], super().evaluate(call, domain, given))
+        dynamic = call.op == "DynamicQuantizeLinear"
+        results = super().evaluate(call, domain, given if dynamic else values)
+        if values is not given and dynamic:
+            results = self._by_its_own_scale(values[0], results)
         if values is not given and call.op in INTEGERS:
             results = self._farther(call, domain, given, results)
         if call.op in (SELECT, ANY):
