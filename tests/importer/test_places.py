@@ -366,6 +366,14 @@ def test_bounds_that_a_run_is_given_backwards_are_refused_by_name() -> None:
         tvmopt.compile(made, threads=1, verify=False)
 
 
+def test_bounds_that_are_fractions_are_refused() -> None:
+    """A ValueError of the walk was what the user saw."""
+    constants = {"a": np.float32(0.5), "b": np.uint8(2)}
+    cut = model([node("Slice", ["x", "a", "b"], ["y"])], [value("x", (5, 3))], [value("y", None)], constants)
+    with pytest.raises(ModelError):
+        tvmopt.compile(cut, verify=False)
+
+
 def test_a_row_less_in_each_trip_is_refused_by_name() -> None:
     nodes = [
         node("Slice", ["x", "i", "n1", "zero1"], ["rest"]),

@@ -237,6 +237,15 @@ def test_operators_of_networks_are_not_folded(name):
     assert not foldable(node(name, ["a"], ["c"]), {"a": np.ones((1, 2, 3, 3), "float32")}, 9)
 
 
+@pytest.mark.parametrize("index", [2**62, -(2**62), 3])
+def test_an_index_out_of_range_is_not_wrapped(index):
+    """The reference subtracts the length until the index fits: an import hung."""
+    gather = node("GatherElements", ["a", "i"], ["c"], axis=1)
+    inputs = {"a": np.float32([[1, 2, 3], [4, 5, 6]]), "i": np.int64([[0, -1]])}
+    assert evaluate(gather, inputs, 17, {"c": (TensorProto.FLOAT, (1, 2))})["c"].tolist() == [[1, 3]]
+    assert evaluate(gather, inputs | {"i": np.int64([[0, index]])}, 17, {"c": (TensorProto.FLOAT, (1, 2))}) is None
+
+
 def test_erf_of_float64_keeps_its_digits():
     """The reference has those of float32."""
     x = np.float64([-0.6483708, 0.1680580])

@@ -351,21 +351,35 @@ def test_attention_of_doubles_keeps_huge_scores(size):
     np.testing.assert_allclose(found, (p / p.sum(-1, keepdims=True)) @ v, rtol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [2, "n"])
-@pytest.mark.parametrize("broadcast", ["q", "k", "v", "none"])
-def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, batch: int | str, tmp_path) -> None:
-    shapes = {name: [1 if name == broadcast else batch, 3, 5, 8] for name in "qkv"}
+def attention(shapes: dict[str, list[int | str]], out: list[int | str]):
+    """softmax(q @ k.T) @ v, written out."""
+    axes = [*range(len(shapes["k"]) - 2), len(shapes["k"]) - 1, len(shapes["k"]) - 2]
     nodes = [
-        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("Transpose", ["k"], ["t"], perm=axes),
         helper.make_node("MatMul", ["q", "t"], ["s"]),
         helper.make_node("Softmax", ["s"], ["p"], axis=-1),
         helper.make_node("MatMul", ["p", "v"], ["y"]),
     ]
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 3, 5, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, out)],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("few", ["q and k", "v", "none"])
+def test_operands_of_fewer_axes_stay_apart(few: str) -> None:
+    """[2, 5, 8] of v is spread over the first axis of [2, 2, 5, 5]: it was read as [2, 2, 5, 8]."""
+    shapes = {name: [2, 5, 8] if name in few.split() else [2, 2, 5, 8] for name in "qkv"}
+    compiled = tvmopt.compile(attention(shapes, [2, 2, 5, 8]))  # verified
+    assert any("attention" in kernel.name for kernel in compiled.report.kernels) == (few == "none")
+
+
+@pytest.mark.parametrize("batch", [2, "n"])
+@pytest.mark.parametrize("broadcast", ["q", "k", "v", "none"])
+def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, batch: int | str, tmp_path) -> None:
+    shapes = {name: [1 if name == broadcast else batch, 3, 5, 8] for name in "qkv"}
+    model = attention(shapes, [batch, 3, 5, 8])
     tvmopt.compile(model, output=tmp_path / "m.tvmopt")  # verified
     kernels = tvmopt.load(tmp_path / "m.tvmopt").manifest.report["kernels"]
     assert any("attention" in kernel["name"] for kernel in kernels) == (broadcast == "none")

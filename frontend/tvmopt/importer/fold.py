@@ -89,7 +89,7 @@ class Folder(Walk):
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
-        if key in control.HANDLERS and (reason := self._misfit(node)):
+        if (key in control.HANDLERS or key in places.HANDLERS) and (reason := self._misfit(node)):
             raise self._contradiction(node, reason)
         known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
         handler = next((table[key] for table in known if key in table), None)

@@ -178,7 +178,9 @@ def _free(walk: Walk, node: onnx.NodeProto, k: int) -> bool:
 def _at(walk: Walk, name: str, k: int) -> Size | None:
     """The element number `k` of a tensor, if it is a number or a size, and there is one."""
     sizes = walk.sizes(name)
-    return None if sizes is None or sizes.size <= k else objects(sizes.ravel()[k : k + 1])[0]
+    if sizes is None or sizes.dtype.kind not in "iuO" or sizes.size <= k:
+        return None
+    return objects(sizes.ravel()[k : k + 1])[0]
 
 
 def _apart(walk: Walk, start: str, end: str, k: int) -> Size | None:

@@ -210,10 +210,10 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
 
 
 def _same_batch(scores: Scores, value: Expr) -> bool:
-    """Whether q, k and v have one size along each axis before their last two, as far as that is known: 1 is spread over
-    an open size."""
+    """Whether q, k and v have as many axes and one size along each before their last two, as far as that is known: 1 is
+    spread over an open size."""
     known = [(sizes(t) or ())[:-2] for t in (scores.q, scores.keys, value.args[1])]
-    return all(
+    return rank(value.args[0]) == rank(value.args[1]) and all(
         len({n for n in along if isinstance(n, int)}) < 2 and (1 not in along or not is_open(along))
         for along in zip(*known, strict=False)
     )
