@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--kind", choices=KINDS, default="graphs", help="what to try, see docs/how-to/fuzz.md (default graphs)"
     )
     parser.add_argument("--precision", default="fp32", help="fp32, bf16")
-    parser.add_argument("--target", default="cpu", help="cpu, x86-64-v3, ...; code for other machines cannot be run")
+    parser.add_argument("--target", default="cpu", help="cpu, x86-64-v3, ...; nvidia-h100: in an emulator")
     parser.add_argument("--float", default="", choices=["", *FLOATS], help="the floating-point type of all models")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--out", default="build/fuzz", help="folder for what is found (default build/fuzz)")

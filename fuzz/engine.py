@@ -73,7 +73,8 @@ def machine(target: str, threads: int) -> Any:
     """The machine that is compiled for."""
     from tvmopt.targets import Machine
 
-    return Machine.load(target).with_threads(threads)
+    found = Machine.load(target)
+    return found if found.kind == "cuda" else found.with_threads(threads)
 
 
 @dataclasses.dataclass
@@ -121,8 +122,8 @@ class Overwritten(Exception):
 def compiled(
     data: bytes, target: str, precision: str, threads: int, side: int, say: Callable[[str], None],
     shapes: dict[str, str] | None = None,
-) -> Engine:  # fmt: skip
-    """Compile the bytes of a model.
+) -> Any:  # fmt: skip
+    """Compile the bytes of a model: an :class:`Engine`, or what runs like one.
 
     Args:
         side: where the guard pages touch its weights, and in the first run the rest.
@@ -132,7 +133,12 @@ def compiled(
     from tvmopt.compiler.request import Request
     from tvmopt.runtime.model import Model
 
-    request = Request(data, machine(target, threads), precision, shapes=shapes or {}, records=False)
+    asked = machine(target, threads)
+    if asked.kind == "cuda":
+        from fuzz.gpu import emulated_model
+
+        return emulated_model(data, asked, precision, side, say)
+    request = Request(data, asked, precision, shapes=shapes or {}, records=False)
     artifact, _ = compile_model(request, lambda stage: say(f"compile: {stage}"))
     say("load")
     weights = tuple(guard.guarded(w, side) for w in artifact.weights)

@@ -14,7 +14,7 @@ import onnx
 from fuzz.engine import Overwritten, compiled
 from fuzz.inputs import OUTSIDE, feeds_of, inputs_of, kinds_for, numbers_of
 from fuzz.reference import Reference, Unable
-from fuzz.verdict import Verdicts
+from fuzz.verdict import Unjudged, Verdicts
 
 Say = Callable[[str], None]
 LARGE = 1 << 22
@@ -99,7 +99,10 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
             reference = Reference(model, options.precision)
         except Unable:
             outcome.unjudged = 1
-    verdicts = Verdicts(model, engine.model, valid=options.valid) if reference is not None else None
+    verdicts: Verdicts | Unjudged | None = None
+    if reference is not None:
+        judged = engine.model is not None
+        verdicts = Verdicts(model, engine.model, valid=options.valid) if judged else Unjudged()
     for kind in _affordable(model, options.kinds or kinds_for(model), options.valid):
         found = run_once(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:
@@ -136,8 +139,8 @@ def refused(error: Exception, valid: bool) -> Outcome:
 
 
 def run_once(
-    model: onnx.ModelProto, engine: Any, reference: Reference | None, verdicts: Verdicts | None, kind: str, seed: int,
-    valid: bool, say: Say, outcome: Outcome,
+    model: onnx.ModelProto, engine: Any, reference: Reference | None, verdicts: Verdicts | Unjudged | None, kind: str,
+    seed: int, valid: bool, say: Say, outcome: Outcome,
 ) -> Finding | None:  # fmt: skip
     """What is found in one run of one kind of inputs, if anything."""
     from tvmopt.errors import TvmoptError

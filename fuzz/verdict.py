@@ -62,3 +62,11 @@ class Verdicts:
             return ""
         lines = [str(o) for o in examined.comparison.outputs if not o.ok]
         return "\n".join([*lines, *([f"the first wrong kernel is {examined.kernel}"] if examined.kernel else [])])
+
+
+class Unjudged:
+    """The judge of what is no compiled model."""
+
+    def problem(self, feeds: Feeds, peer: Feeds | None) -> str | None:
+        """It cannot tell."""
+        return None

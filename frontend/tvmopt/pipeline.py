@@ -34,6 +34,7 @@ from tvmopt.lowering import (
     why_unrolled,
 )
 from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
+from tvmopt.lowering.drop_empty_launches import DropEmptyLaunches
 from tvmopt.lowering.drop_sequence_marks import DropSequenceMarks
 from tvmopt.lowering.guard_divisors import GuardDivisors
 from tvmopt.lowering.lookups import FEATURE as TABLES
@@ -268,6 +269,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
     _, host, device = default_s_tir_pipeline()
     return [
         Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
+        *([] if machine.kind == "llvm" else [stage(DropEmptyLaunches)]),  # what TVM launches as one block
         Stage("s_tir.Loops", all_loop_passes(machine.kind), needed=True),  # TVM's own passes of loops, some fifty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),

@@ -192,7 +192,8 @@ TVMOPT_FN void unstage(float* to, const void* tile, int row, int col) {
 // ---- few rows: dot products along K, a warp for R columns ----------------------------------------------------------
 
 // acc[m * R + r] = sum_k x[m * length + k] * w[r * pitch + k], in all lanes; w is zero from `length` to `pitch`, rows
-// from `rows` on are not read. Sixteen bytes of w a lane; of x too, where ALIGNED (length is then a multiple of them).
+// from `rows` on are not read. Sixteen bytes of w a lane; of x too, where ALIGNED (length is then a multiple of them);
+// behind `length` there are zeros in their place: what lies behind a row may be NaN, and zero times that is NaN.
 template <int M, int R, bool ALIGNED, typename T>
 TVMOPT_FN void dot_rows(float* acc, const T* w, const T* x, int rows, int pitch, int length) {
   constexpr int C = 16 / sizeof(T);
@@ -207,7 +208,8 @@ TVMOPT_FN void dot_rows(float* acc, const T* w, const T* x, int rows, int pitch,
     for (int m = 0; m < M; ++m) {
       alignas(16) T v[C];
       if (ALIGNED) {
-        *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(x + m * length + k);
+        *reinterpret_cast<uint4*>(v) =
+            k < length ? *reinterpret_cast<const uint4*>(x + m * length + k) : make_uint4(0, 0, 0, 0);
       } else {
 #pragma unroll
         for (int c = 0; c < C; ++c) v[c] = k + c < length ? x[m * length + k + c] : T(0.f);

@@ -137,9 +137,10 @@ class Epilogue:
 
 
 def _aligned_rows(buffer: Any, width: int) -> bool:
-    """Whether a whole buffer is a multiple of the run: an address that is, is aligned."""
-    shape = buffer.shape
-    return all(isinstance(d, tirx.IntImm) for d in shape) and prod(int(d) for d in shape) % width == 0
+    """Whether a whole buffer is a multiple of the run: an address that is, is aligned. A vector of truth values has no
+    type in CUDA; TVM takes one of twice as many bytes."""
+    shape, typed = buffer.shape, str(buffer.dtype) != "bool"
+    return typed and all(isinstance(d, tirx.IntImm) for d in shape) and prod(int(d) for d in shape) % width == 0
 
 
 def copy(buffer: Any, to: Any | None, source: Any | None, index: Sequence[Any], width: int) -> list[Any]:

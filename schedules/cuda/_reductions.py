@@ -28,8 +28,15 @@ def parts_of(outputs: int, reduced: int, machine: Machine) -> int:
 
 
 def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, parts: int) -> None:
-    """32 outputs a warp, `parts` warps an output; `last` is `main` or the epilogue behind it."""
+    """32 outputs a warp, `parts` warps an output; `last` is `main` or the epilogue behind it.
+
+    Where a warp is left with fewer outputs than lanes, a copy stands behind the sums: TVM guards what a block writes,
+    and not what a reduction over threads does.
+    """
     alone = sch.get(last).name_hint == sch.get(main).name_hint
+    copied = alone and _outputs(sch, main) % WARP != 0
+    if copied:
+        last, alone = sch.cache_write(main, 0, "local"), False
     loops = sch.get_loops(last)
     if alone:
         kinds = [int(v.iter_type) for v in sch.get(main).iter_vars]
@@ -38,7 +45,8 @@ def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, par
         sch.reorder(*spatial, *reduced)
     else:
         spatial, reduced = loops, []
-        sch.set_scope(main, 0, "local")
+        if not copied:
+            sch.set_scope(main, 0, "local")
     grid, thread = sch.split(fused(sch, spatial), [None, WARP])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
@@ -47,6 +55,11 @@ def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, par
         reduced = sch.get_loops(main)[2:]
     _, part = sch.split(fused(sch, reduced), [None, parts])
     sch.bind(part, "threadIdx.y")
+
+
+def _outputs(sch: Any, block: Any) -> int:
+    """How many elements a reduction writes."""
+    return math.prod(int(v.dom.extent) for v in sch.get(block).iter_vars if int(v.iter_type) == 0)
 
 
 @dataclass(frozen=True)

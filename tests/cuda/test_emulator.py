@@ -38,6 +38,35 @@ def test_a_barrier_that_half_the_block_misses_is_found() -> None:
         load(source).launch("kernel", [x, y], (1,), (96,))
 
 
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("*(float4*)(y + 4 * threadIdx.x + 2) = *(float4*)x;", "a misaligned address"),
+        ("alignas(16) float row[8]; row[x[0] > 0 ? 8 : 0] = 1; y[0] = row[0];", "a place beyond an array's end"),
+    ],
+)
+def test_what_a_gpu_traps_on_is_found(statement: str, words: str) -> None:
+    x, y = np.ones(8, "float32"), np.zeros(16, "float32")
+    source = f'extern "C" __global__ void kernel(float* x, float* y) {{ {statement} }}'
+    with pytest.raises(Fault, match=words):
+        load(source).launch("kernel", [x, y], (1,), (2,))
+
+
+@pytest.mark.parametrize(("a", "b"), [("s", "s"), ("u", "s"), ("s", "u"), ("u", "u")])
+def test_a_dot_product_of_bytes(a: str, b: str) -> None:
+    source = f"""
+    extern "C" __global__ void kernel(const int* x, const int* y, int* z) {{
+      int d;
+      asm volatile("dp4a.{a}32.{b}32 %0, %1, %2, %3;" : "=r"(d) : "r"(x[0]), "r"(y[0]), "r"(7));
+      z[0] = d;
+    }}"""
+    kinds = {"s": np.int8, "u": np.uint8}
+    x, y = np.array([200, 3, 127, 255], np.uint8), np.array([5, 250, 128, 1], np.uint8)
+    z = np.zeros(1, "int32")
+    load(source).launch("kernel", [x.view("int32"), y.view("int32"), z], (1,), (1,))
+    assert z[0] == 7 + (x.view(kinds[a]).astype(int) * y.view(kinds[b])).sum()
+
+
 @pytest.mark.parametrize("threads", [1, 7, 31, 32, 33, 64, 1000])
 def test_shuffles_sum_a_warp(threads: int) -> None:
     source = """

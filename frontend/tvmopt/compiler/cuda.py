@@ -66,7 +66,7 @@ class Cuda:
 
         with recording(request.machine, compiler()) as recorder:
             executable = pipeline.build(lowered, request.machine, request.cuda_graph)
-        if lowered.kernels and not recorder.binaries:
+        if any(kernel.bytes for kernel in lowered.kernels) and not recorder.binaries:
             raise ScheduleError(
                 "TVM made no machine code for the GPU.",
                 where=str(request.source),

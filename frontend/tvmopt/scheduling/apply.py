@@ -89,6 +89,10 @@ def schedule_one(
     """Schedule one function; `name` is for the log; `generic`: with the generic family only."""
     if machine.kind == "llvm" and is_open(func):
         return _schedule_open(name, func, machine, log)
+    if machine.kind == "cuda" and _writes_nothing(func):
+        log.applied(STAGE, name, "its results have no elements")
+        done = func.with_body(tirx.Evaluate(0)).with_attr("tirx.is_scheduled", True)
+        return done, Scheduled("none", "analytic", {}, "no elements")
     notes = []
     original = func
     try:
@@ -174,6 +178,13 @@ def _schedule_open(
                 notes.append(f"{family.NAME} failed: {_first_line(error)}")
                 log.declined(STAGE, name, notes[-1])
     return _with_first_values(func), Scheduled("none", "generic", {}, "; ".join(notes))
+
+
+def _writes_nothing(func: tirx.PrimFunc) -> bool:
+    """Whether no block of a function has an element to write: families divide by sizes, and TVM launches a grid of no
+    blocks as one."""
+    spatial = [[v.dom.extent for v in block.iter_vars if int(v.iter_type) == 0] for block in blocks_of(func)]
+    return bool(spatial) and all(any(isinstance(e, tirx.IntImm) and int(e) == 0 for e in one) for one in spatial)
 
 
 def _with_first_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

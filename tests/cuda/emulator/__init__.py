@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import mmap
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ from tests.cuda.emulator.ptx import translate
 HERE = Path(__file__).parent
 MODES = ((0, False), (1, True), (2, True))
 """(thread order, late copies): in order; reversed; shuffled. See `run_block` in shim.h."""
-_FLAGS = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off"]
+_FLAGS = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-fsanitize=alignment,bounds"]
+"""What the sanitizers find goes to functions of `shim.h`; no library of theirs is needed."""
 _serial = itertools.count()
 
 
@@ -45,7 +48,8 @@ class Race(AssertionError):
 
 
 class Fault(AssertionError):
-    """What a GPU would hang or trap on: threads at different barriers, a misaligned access."""
+    """What a GPU would hang or trap on: threads at different barriers, a misaligned access; or a place beyond the end
+    of an array of a thread or a block."""
 
 
 @dataclass
@@ -144,7 +148,16 @@ def load(source: str) -> Library:
     loaded = ctypes.CDLL(str(library))
     for name in parameters:
         getattr(loaded, f"emu_launch_{name}").restype = ctypes.c_char_p
+    loaded.emu_use_stacks.restype = ctypes.c_size_t
+    size = loaded.emu_use_stacks(None)
+    loaded.emu_use_stacks(ctypes.byref(ctypes.c_char.from_buffer(_stacks(size))))
     return Library(source, parameters, loaded)
+
+
+@cache
+def _stacks(size: int) -> mmap.mmap:
+    """The stacks of a block's threads, which all libraries of the process use in turn."""
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _KERNEL = re.compile(

@@ -155,6 +155,11 @@ def _store(found: re.Match[str], o: list[str]) -> str:
     return f"{{ char* p_ = {at}; {writes}}}"
 
 
+def _dot_of_bytes(found: re.Match[str], o: list[str]) -> str:
+    types = ", ".join({"s": "int8_t", "u": "uint8_t"}[kind] for kind in (found[1], found[2]))
+    return f"{o[0]} = emu_dp4a<{types}>({', '.join(o[1:])})"
+
+
 def _barrier(found: re.Match[str], o: list[str]) -> str:
     if o != ["0"]:
         raise UnknownInstruction(f"the emulator does not know {found[0]!r} with a number or a count")
@@ -194,5 +199,6 @@ _TABLE: list[tuple[str, Emit]] = [
     (r"lg2\.approx(?:\.ftz)?\.f32", lambda f, o: f"{o[0]} = emu_u(log2f(emu_f({o[1]})))"),
     (r"rcp\.approx(?:\.ftz)?\.f32", lambda f, o: f"{o[0]} = emu_u(1 / emu_f({o[1]}))"),
     (r"rsqrt\.approx(?:\.ftz)?\.f32", lambda f, o: f"{o[0]} = emu_u(1 / sqrtf(emu_f({o[1]})))"),
+    (r"dp4a\.([us])32\.([us])32", _dot_of_bytes),
     (r"tanh\.approx\.f32", lambda f, o: f"{o[0]} = emu_u(tanhf(emu_f({o[1]})))"),
 ]  # fmt: skip

@@ -4,7 +4,6 @@
 // operation of its warp (a shuffle, ldmatrix, mma); the order in which fibers are resumed is the caller's choice, so
 // a missing barrier shows as a different result. Shared memory is filled with 0xFF (NaN) before every block.
 #pragma once
-#include <sys/mman.h>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -232,6 +231,19 @@ emu_switch:
 #endif
 
 inline void yield() { emu_switch(&fibers[current].sp, scheduler); }
+inline void trap(const char* text) {  // the launch ends: no thread runs on
+  fail(text);
+  for (;;) yield();
+}
+}  // namespace emu
+// GCC calls these for vectors at places that are no multiple of their alignment, and for places beyond an array's end.
+extern "C" inline __attribute__((used)) void __ubsan_handle_type_mismatch_v1(void*, void*) {
+  emu::trap("a misaligned address");
+}
+extern "C" inline __attribute__((used)) void __ubsan_handle_out_of_bounds(void*, void*) {
+  emu::trap("a place beyond an array's end");
+}
+namespace emu {
 
 inline void release_barrier() {
   if (at_barrier && at_barrier == alive) { at_barrier = 0; ++barriers; }

@@ -15,6 +15,11 @@ template <class T> inline uint64_t emu_in(T v) {
 template <class T> inline void emu_out(T& to, uint64_t bits) { memcpy(&to, &bits, sizeof to); }
 inline float emu_f(uint64_t bits) { return emu_bits<float>(uint32_t(bits)); }
 inline uint64_t emu_u(float v) { return emu_bits<uint32_t>(v); }
+template <class A, class B> inline uint64_t emu_dp4a(uint64_t a, uint64_t b, uint64_t c) {
+  uint32_t sum = uint32_t(c);
+  for (int i = 0; i < 32; i += 8) sum += uint32_t(int(A(a >> i)) * int(B(b >> i)));
+  return sum;
+}
 inline uint64_t emu_f16x2(uint64_t hi, uint64_t lo) {
   return uint64_t(emu_bits<uint16_t>(half(emu_f(hi)))) << 16 | emu_bits<uint16_t>(half(emu_f(lo)));
 }
@@ -226,11 +231,13 @@ using namespace nvcuda;
 template <class T> static T emu_scalar(uint64_t bits) { T v; memcpy(&v, &bits, sizeof v); return v; }
 static uint64_t* slots_;
 
+extern "C" size_t emu_use_stacks(char* memory) {
+  emu::stacks = memory;
+  return size_t(emu::kStack) * emu::kMaxThreads;
+}
+
 static const char* emu_grid(void (*body)(), const unsigned* d, int shared, int order, int late) {
   using namespace emu;
-  if (!stacks)
-    stacks = static_cast<char*>(mmap(nullptr, size_t(kStack) * kMaxThreads, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   failed = 0;
   gridDim = {d[0], d[1], d[2]};
   blockDim = {d[3], d[4], d[5]};

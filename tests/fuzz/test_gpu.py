@@ -1,0 +1,53 @@
+"""CUDA kernels in the emulator under guard pages: what random graphs found on a GPU, and in its stead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fuzz.worker import Worker
+
+node = helper.make_node
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.close()
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+CASES = {
+    "a row whose last axis no vector divides": ([node("GlobalAveragePool", ["x"], ["y"])], (3, 7, 4, 6), {}),
+    "a warp that is left with 24 sums": ([node("MatMul", ["x", "w"], ["y"])], (3, 8, 4), {"w": weight(4)}),
+    "a product of less than 16 bytes": (
+        [node("Relu", ["x"], ["r"]), node("MatMul", ["r", "w"], ["s"]), node("Sigmoid", ["s"], ["y"])],
+        (1, 4), {"w": weight(4, 16)},
+    ),
+    "nothing": ([node("Neg", ["x"], ["n"]), node("Exp", ["n"], ["y"])], (0, 33, 8, 2), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_no_kernel_touches_foreign_memory(worker: Worker, name: str, precision: str) -> None:
+    nodes, shape, weights = CASES[name]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    options = {"target": "nvidia-h100", "precision": precision, "kinds": ["normal", "nan", "zeros"], "seed": 1}
+    outcome = worker.check(model.SerializeToString(), options)
+    assert outcome["findings"] == [] and outcome["status"] == "checked", outcome
+    assert outcome["runs"] > 0
