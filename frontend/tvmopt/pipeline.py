@@ -40,6 +40,8 @@ from tvmopt.lowering.guard_divisors import GuardDivisors
 from tvmopt.lowering.lookups import FEATURE as TABLES
 from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.loop_passes import all_loop_passes
+from tvmopt.lowering.lower_choices import LowerChoices
+from tvmopt.lowering.lower_doubles import LowerDoubles
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_infinities import LowerInfinities
 from tvmopt.lowering.lower_rounding import LowerRounding
@@ -53,6 +55,8 @@ from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
 from tvmopt.lowering.split_wraps import SplitWraps, wraps
 from tvmopt.lowering.stack_buffers import StackBuffers
+from tvmopt.lowering.unroll_truths import UnrollTruths
+from tvmopt.lowering.widen_intrinsics import WidenIntrinsics
 from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
@@ -269,7 +273,8 @@ def loop_stages(machine: Machine) -> list[Stage]:
     _, host, device = default_s_tir_pipeline()
     return [
         Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
-        *([] if machine.kind == "llvm" else [stage(DropEmptyLaunches)]),  # what TVM launches as one block
+        # empty grids, which TVM launches as one block; and while loops are still marked as vectors
+        *([] if machine.kind == "llvm" else [stage(DropEmptyLaunches), stage(UnrollTruths)]),
         Stage("s_tir.Loops", all_loop_passes(machine.kind), needed=True),  # TVM's own passes of loops, some fifty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
@@ -279,8 +284,11 @@ def loop_stages(machine: Machine) -> list[Stage]:
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them
         # behind TVM's StorageRewrite, which gives several values one buffer
         *([stage(StackBuffers), stage(SplitWraps), stage(GuardDivisors)] if machine.kind == "llvm" else []),
+        # before Finalize, in which TVM lowers intrinsics
+        *([] if machine.kind == "llvm" else [stage(WidenIntrinsics)]),
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
-        *([] if machine.kind == "llvm" else [stage(LowerInfinities)]),  # behind TVM's simplifiers, which undo it
+        # behind TVM's simplifiers, which undo the first and fold constants
+        *([] if machine.kind == "llvm" else [stage(LowerInfinities), stage(LowerDoubles), stage(LowerChoices)]),
     ]
 
 

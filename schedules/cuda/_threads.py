@@ -69,9 +69,9 @@ def one_pass(sch: Any, block: Any, vector: int, threads: int) -> None:
         rest, lanes = sch.split(last, [None, vector])
         grid, thread = sch.split(fused(sch, [*outer, rest]), [None, threads])
     else:
+        vector = min(vector, WORD)  # a vector across rows is no region that can be staged
         rest, lanes = sch.split(fused(sch, loops), [None, vector])
         grid, thread = sch.split(rest, [None, threads])
-        vector = min(vector, WORD)
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if vector > WORD:

@@ -94,6 +94,7 @@ inline int __float_as_int(float v) { return emu_bits<int>(v); }
 #define CUDART_NAN_F __builtin_nanf("")
 #define CUDART_INF __builtin_inf()
 #define CUDART_NAN __builtin_nan("")
+inline double __longlong_as_double(int64_t v) { return emu_bits<double>(v); }
 inline float __uint_as_float(unsigned v) { return emu_bits<float>(v); }
 inline unsigned __float_as_uint(float v) { return emu_bits<unsigned>(v); }
 inline half2 make_half2(half x, half y) { return {x, y}; }
@@ -125,6 +126,7 @@ inline half hrsqrt(half v) { return half(1 / sqrtf(v)); }
 inline nv_bfloat16 hrsqrt(nv_bfloat16 v) { return nv_bfloat16(1 / sqrtf(v)); }
 #define htanh emu_htanh
 inline float rsqrtf(float v) { return 1 / sqrtf(v); }
+inline double rsqrt(double v) { return 1 / sqrt(v); }
 inline float __expf(float v) { return expf(v); }
 inline float __exp10f(float v) { return exp10f(v); }
 inline float __logf(float v) { return logf(v); }
