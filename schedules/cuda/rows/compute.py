@@ -1,11 +1,13 @@
-"""Softmax, layer, RMS, group and instance norm for GPUs, as TE whose reductions are float32 - for the `rows` family.
+"""Softmax, layer, RMS, group and instance norm for GPUs, as TE whose reductions are float32, of float64 float64 - for
+the `rows` family.
 
     softmax     m = max x;  s = sum exp(x - m);  y = exp(x - m) / s
     layer_norm  mu = sum x / C;  v = sum (x - mu)^2 / C;  y = (x - mu) / sqrt(v + eps) * gamma + beta
     rms_norm    y = x / sqrt(sum x^2 / C + eps) * gamma
     group_norm  layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
 
-TVM's own forms add in the input's type, and take E[x^2] - mu^2, which cancels. Inputs of 16 bits are widened as they
+TVM's own forms add in the input's type, and take E[x^2] - mu^2, which cancels; of float64 they round the squares of an
+RMS norm to float32, and there are no group and instance norms. Inputs of 16 bits are widened as they
 are read and the result is narrowed as it is written; a cast to float32 right before one of these operators (an fp32
 island of a 16-bit graph) is read through, so that the row is loaded in 16 bits.
 """
@@ -23,16 +25,13 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
-UNFIT = "an open or empty shape, axes that are not the last, or another type than a float of 16 or 32 bits"
-FLOATS = ("float32", "float16", "bfloat16")
+UNFIT = "an open or empty shape, axes that are not the last, or no float of 16, 32 or 64 bits"
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-def _wide(value: Expr) -> Expr:
-    return value.astype("float32")
-
-
-def _const(value: float) -> Expr:
-    return tirx.const(value, "float32")
+def _sum_type(x: te.Tensor) -> str:
+    """The type in which numbers of a tensor are computed with."""
+    return "float64" if str(x.dtype) == "float64" else "float32"
 
 
 def _rows(x: te.Tensor, depth: int) -> tuple[list[int], list[int]]:
@@ -55,13 +54,13 @@ def _reduced(
 
 def softmax_te(x: te.Tensor, dtype: str, log: bool) -> te.Tensor:
     """Over the last axis."""
-    depth = len(x.shape) - 1
-    peak = _reduced(x, depth, lambda *i: _wide(x(*i)), "row_max", te.max)
+    depth, kind = len(x.shape) - 1, _sum_type(x)
+    peak = _reduced(x, depth, lambda *i: x(*i).astype(kind), "row_max", te.max)
     at = (lambda i: i[:depth]) if depth else (lambda i: (0,))
-    total = _reduced(x, depth, lambda *i: te.exp(_wide(x(*i)) - peak(*at(i))), "row_sum")
+    total = _reduced(x, depth, lambda *i: te.exp(x(*i).astype(kind) - peak(*at(i))), "row_sum")
 
     def value(*i: Expr) -> Expr:
-        centred = _wide(x(*i)) - peak(*at(i))
+        centred = x(*i).astype(kind) - peak(*at(i))
         result = centred - te.log(total(*at(i))) if log else te.exp(centred) / total(*at(i))
         return result.astype(dtype)
 
@@ -73,16 +72,17 @@ def norm_te(
 ) -> te.Tensor:
     """(x - mean) / sqrt(variance + epsilon), or x / sqrt(mean of squares + epsilon); then `affine(value, *index)`."""
     _, columns = _rows(x, depth)
-    inverse = _const(1.0 / prod(columns))
+    kind = _sum_type(x)
+    inverse, least = tirx.const(1.0 / prod(columns), kind), tirx.const(epsilon, kind)
     at = (lambda i: i[:depth]) if depth else (lambda i: (0,))
     if centre:
-        total = _reduced(x, depth, lambda *i: _wide(x(*i)), "row_sum")
+        total = _reduced(x, depth, lambda *i: x(*i).astype(kind), "row_sum")
 
     def centred(*i: Expr) -> Expr:
-        return _wide(x(*i)) - total(*at(i)) * inverse if centre else _wide(x(*i))
+        return x(*i).astype(kind) - total(*at(i)) * inverse if centre else x(*i).astype(kind)
 
     squares = _reduced(x, depth, lambda *i: centred(*i) * centred(*i), "row_squares")
-    scale = te.compute(squares.shape, lambda *i: te.rsqrt(squares(*i) * inverse + _const(epsilon)), name="row_scale")
+    scale = te.compute(squares.shape, lambda *i: te.rsqrt(squares(*i) * inverse + least), name="row_scale")
 
     def value(*i: Expr) -> Expr:
         return affine(centred(*i) * scale(*at(i)), *i).astype(dtype)
@@ -131,8 +131,8 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
 
     def compute(data: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
         def affine(value: Expr, *i: Expr) -> Expr:
-            value = value * _wide(scale(*i[depth:])) if attrs.scale else value
-            return value + _wide(shift(*i[depth:])) if attrs.center else value
+            value = value * scale(*i[depth:]).astype(value.ty.dtype) if attrs.scale else value
+            return value + shift(*i[depth:]).astype(value.ty.dtype) if attrs.center else value
 
         return norm_te(data, depth, float(attrs.epsilon), dtype, affine, True, "layer_norm")
 
@@ -150,7 +150,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
     def compute(data: te.Tensor, scale: te.Tensor) -> te.Tensor:
         def affine(value: Expr, *i: Expr) -> Expr:
-            return value * _wide(scale(*i[depth:]))
+            return value * scale(*i[depth:]).astype(value.ty.dtype)
 
         return norm_te(data, depth, float(call.attrs.epsilon), dtype, affine, False, "rms_norm")
 
@@ -170,8 +170,8 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> An
 
     def compute(data: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
         def affine(value: Expr, n: Expr, g: Expr, c: Expr, i: Expr) -> Expr:
-            value = value * _wide(scale(g * channels + c)) if attrs.scale else value
-            return value + _wide(shift(g * channels + c)) if attrs.center else value
+            value = value * scale(g * channels + c).astype(value.ty.dtype) if attrs.scale else value
+            return value + shift(g * channels + c).astype(value.ty.dtype) if attrs.center else value
 
         return norm_te(data, 2, float(attrs.epsilon), dtype, affine, True, "group_norm")
 

@@ -61,7 +61,8 @@ def schedule_rows(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> None
     loops = sch.get_loops(last)
     if not _is_reduction(sch, last):
         extents = tuple(int(sch.get(loop).extent) for loop in loops)
-        depth = prefix_of(extents, count) or 0
+        # a result a row, of one row: its loops are all of rows, though none of their extents is needed to count it
+        depth = len(extents) if math.prod(extents) == count else prefix_of(extents, count) or 0
         row = fused(sch, loops[:depth]) if depth else sch.add_unit_loop(loops[0] if loops else last)
         columns = sch.get_loops(last)[1:]
     else:

@@ -23,7 +23,7 @@ from tvmopt.targets import Machine
 from tvmopt.toolchain.cuda import compiling_here
 
 Build = Callable[..., relax.Expr]
-TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}
+TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5, "float64": 1e-13}
 """Largest difference from float64 for results of about 1 to 5: some eps of the type; fp32 runs as three tf32
 products."""
 

@@ -44,7 +44,7 @@ def layer_norm(rows: tuple[int, ...], length: int, dtype: str = "float32", relu:
     depth = len(rows)
 
     def affine(value: Any, *i: Any) -> Any:
-        return value * norm._wide(g(*i[depth:])) + norm._wide(b(*i[depth:]))
+        return value * g(*i[depth:]).astype(value.ty.dtype) + b(*i[depth:]).astype(value.ty.dtype)
 
     y = norm.norm_te(x, depth, 1e-5, dtype, affine, True, "layer_norm")
     out = topi.nn.relu(y) if relu else y

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from tests.cuda.emulator import emulated, run
 from tests.schedules.cuda import kernels as k
+from tests.schedules.cuda.harness import array, pipelined
 from tvmopt.scheduling.discover import families
 from tvmopt.targets import Machine
 from tvmopt.toolchain.ptxas import compile_source
@@ -228,3 +230,12 @@ def test_machine_code(gpu: str) -> None:
     assert {name.removesuffix("_kernel") for name in used} >= set(CASES)
     assert {n: u.spill_stores + u.stack for n, u in used.items() if u.spill_stores + u.stack} == {}
     assert {n: u.registers for n, u in used.items() if u.registers > 64} == {}
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5), (1, 1, 6), (8, 1, 1)])
+def test_the_mean_of_one_row(shape: tuple[int, ...]) -> None:
+    """Its result has an axis of one element, which no thread may take for a column."""
+    x = array(shape, "float32")
+    axes = [k for k in (0, 2) if shape[k] > 1]
+    out, _, _ = pipelined(lambda bb, x: relax.op.mean(x, axes), [x], "fp32")
+    np.testing.assert_allclose(out, x.astype("float64").mean(tuple(axes)), atol=1e-6)
