@@ -25,6 +25,8 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
         what = f"{func.attrs[ON_CPUS]} on CPUs only."
         fix = "compile the model for a CPU (--target cpu), or do this outside of the model"
         raise UnsupportedOp(what, where=f"kernel '{name}'", fix=fix)
+    if launches_threads(func):
+        return func.with_attr("tirx.is_scheduled", True), "Fallback"
     from tvm.s_tir.dlight import gpu
 
     digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
@@ -36,3 +38,18 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
                 found = found[0] if isinstance(found, list) else found
                 return found.mod["main"].with_attr("tirx.is_scheduled", True), type(rule).__name__
     raise ScheduleError("no GPU schedule fits a kernel.", where=name, fix="please report it with the model")
+
+
+def launches_threads(func: Any) -> bool:
+    """Whether a function is one opaque block that starts its own threads, as TVM's ScatterElements does. dlight's
+    Fallback leaves such a block as it is too, but only among other blocks: it does not see one that is the root."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    from tvmopt.scheduling.blocks import blocks_of
+
+    if not [block for block in blocks_of(func) if block.same_as(func.body.block)]:
+        return False
+    found: list[Any] = []
+    structural_walk(func.body, (tirx.AttrStmt, found.append))
+    return any(node.attr_key == "thread_extent" for node in found)
