@@ -32,6 +32,17 @@ CASES = {
         [node("Relu", ["x"], ["r"]), node("MatMul", ["r", "w"], ["s"]), node("Sigmoid", ["s"], ["y"])],
         (1, 4), {"w": weight(4, 16)},
     ),
+    "a scale for each channel within one sum": (
+        [node("Mul", ["x", "w"], ["m"]), node("ReduceL1", ["m"], ["y"])], (5, 1, 8, 5), {"w": weight(5)},
+    ),
+    "truth values behind a product": (
+        [
+            node("Greater", ["x", "zero"], ["b"]), node("Slice", ["b", "first", "end", "last"], ["c"]),
+            node("MatMul", ["x", "w"], ["m"]), node("Where", ["c", "m", "zero"], ["y"]),
+        ],
+        (2, 33, 49), {"w": weight(49, 12), "zero": np.float32(0), "first": np.int64([1]), "end": np.int64([13]),
+                      "last": np.int64([2])},
+    ),
     "nothing": ([node("Neg", ["x"], ["n"]), node("Exp", ["n"], ["y"])], (0, 33, 8, 2), {}),
 }  # fmt: skip
 

@@ -73,7 +73,7 @@ def schedule_rows(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> None
     for block in reversed(before):
         sch.set_scope(block, 0, "local")
         sch.compute_at(block, row, preserve_unit_loops=False)
-    copies = _held(sch, blocks, count, knobs)
+    copies = _held(sch, blocks)
     for copy in copies:
         sch.compute_at(copy, row, preserve_unit_loops=True)
         _columns(sch, copy, sch.get_loops(copy)[1:], knobs, vectorize=False)
@@ -101,15 +101,16 @@ def _columns(sch: Any, block: Any, loops: list[Any], knobs: Knobs, vectorize: bo
         sch.vectorize(lanes)
 
 
-def _held(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> list[Any]:
-    """Copies in registers of the inputs that reductions read."""
+def _held(sch: Any, blocks: list[Any]) -> list[Any]:
+    """Copies in registers of the inputs that reductions read, element by element: what is read several times over, such
+    as a scale for each channel, would lie in another thread's registers."""
     copies = []
     for block in blocks:
         if not _is_reduction(sch, block):
             continue
+        elements = math.prod(int(v.dom.extent) for v in sch.get(block).iter_vars)
         for k, region in enumerate(sch.get(block).reads):
             shape = [int(d) for d in region.source.shape]
-            if str(region.source.scope()) != "global" or math.prod(shape) % count or math.prod(shape) < 2 * count:
-                continue
-            copies.append(sch.cache_read(block, k, "local"))
+            if str(region.source.scope()) == "global" and math.prod(shape) == elements:
+                copies.append(sch.cache_read(block, k, "local"))
     return copies
