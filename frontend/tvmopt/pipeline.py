@@ -53,6 +53,7 @@ from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
+from tvmopt.lowering.round_products import RoundProducts
 from tvmopt.lowering.split_wraps import SplitWraps, wraps
 from tvmopt.lowering.stack_buffers import StackBuffers
 from tvmopt.lowering.unroll_truths import UnrollTruths
@@ -274,7 +275,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
     return [
         Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
         # empty grids, which TVM launches as one block; and while loops are still marked as vectors
-        *([] if machine.kind == "llvm" else [stage(DropEmptyLaunches), stage(UnrollTruths)]),
+        *([] if machine.kind == "llvm" else [stage(DropEmptyLaunches), stage(RoundProducts), stage(UnrollTruths)]),
         Stage("s_tir.Loops", all_loop_passes(machine.kind), needed=True),  # TVM's own passes of loops, some fifty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),

@@ -47,12 +47,18 @@ struct nv_bfloat16 {
   nv_bfloat16(int v) : nv_bfloat16(float(v)) {}
   nv_bfloat16(unsigned v) : nv_bfloat16(float(v)) {}
   nv_bfloat16(int64_t v) : nv_bfloat16(float(v)) {}
+  nv_bfloat16(const nv_bfloat16&) = default;
+  nv_bfloat16& operator=(const nv_bfloat16&) = default;
+  nv_bfloat16(const volatile nv_bfloat16& v) : bits(v.bits) {}  // TVM reads shared memory as volatile
+  void operator=(const nv_bfloat16& v) volatile { bits = v.bits; }
+  void operator=(const volatile nv_bfloat16& v) volatile { bits = v.bits; }
   operator float() const {
     uint32_t u = uint32_t(bits) << 16;
     float v;
     memcpy(&v, &u, 4);
     return v;
   }
+  operator float() const volatile { return nv_bfloat16(*this); }
 };
 using __nv_bfloat16 = nv_bfloat16;
 #define EMU_BF16_OP(op) \
@@ -136,6 +142,12 @@ inline float __sinf(float v) { return sinf(v); }
 inline float __cosf(float v) { return cosf(v); }
 inline float __tanf(float v) { return tanf(v); }
 inline float __powf(float a, float b) { return powf(a, b); }
+template <class T> inline T emu_rounded(T v) {  // no part of another operation
+  asm volatile("" : "+x"(v));
+  return v;
+}
+inline float __fmul_rn(float a, float b) { return emu_rounded(a * b); }
+inline double __dmul_rn(double a, double b) { return emu_rounded(a * b); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1 / a; }
 inline float __frsqrt_rn(float a) { return 1 / sqrtf(a); }
