@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import IO, Any, Self
 
 from tvmopt import errors
-from tvmopt.errors import TvmoptError, limit_of
+from tvmopt.errors import TvmoptError, last_line, limit_of
 
 try:
     import resource
@@ -51,13 +51,24 @@ class Crash(TvmoptError):
 
     Attributes:
         stage: the last progress it reported.
+        bug: the type and the last line of the exception that ended it, which is a bug; empty where none did. Its
+            traceback is on stderr, which a parent may have sent elsewhere.
     """
 
     exit_code = 70
 
-    def __init__(self, what: str, stage: str, *, where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where or stage, fix=fix)
-        self.stage = stage
+    def __init__(self, what: str, stage: str, *, where: str = "", fix: str = "", bug: str = "") -> None:
+        super().__init__(f"{what}: {bug}" if bug else what, where=where or stage, fix=fix)
+        self.stage, self.bug = stage, bug
+
+    def of_compile(self, source: object) -> Crash:
+        """The same for a user whose model, `source`, was compiled."""
+        return Crash(
+            f"the compiler crashed ({self.what}) while {self.stage or 'starting'}.",
+            self.stage,
+            where=str(source),
+            fix=starved(self.what) or "this is a bug: please report it with the model",
+        )
 
 
 def call(
@@ -130,7 +141,8 @@ class Child:
         if "error" in answer:
             raise thaw(answer["error"])
         if "result" not in answer:
-            raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise Crash(how, stage, bug=answer.get("bug", ""))
         return answer["result"]
 
     def __enter__(self) -> Self:
@@ -303,6 +315,8 @@ def main() -> None:
         elif starved() and isinstance(error, MemoryError | ImportError | OSError):
             os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
         else:
+            said = f": {last_line(error)}" if str(error).strip() else ""
+            _tell(pipe, {"bug": type(error).__name__ + said})
             raise
     for stream in (pipe, sys.stdout, sys.stderr):
         stream.flush()

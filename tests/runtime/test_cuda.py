@@ -11,8 +11,12 @@ import pytest
 import tvmopt
 from tests.cuda import needs_toolkit
 from tests.runtime.small import expected, small_model
-from tvmopt.errors import ArtifactError, MissingDependency
+from tvmopt.children import Crash
+from tvmopt.compiler.driver import compile_model
+from tvmopt.compiler.request import Request
+from tvmopt.errors import ArtifactError, MissingDependency, ScheduleError
 from tvmopt.runtime.library import cuda_available
+from tvmopt.targets import Machine
 from tvmopt.toolchain import cuda as cuda_toolkit
 
 FATBIN = bytes.fromhex("50ed55ba")  # the magic number of a fatbin, little endian
@@ -81,6 +85,39 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         match=r"nvcc, or NVRTC(.|\n)*libcudart.so.13(.|\n)*install NVIDIA's CUDA 13 toolkit",
     ):
         tvmopt.compile(small_model(), target="cuda")
+
+
+def _words(path: Path, words: str) -> None:
+    """A program that writes some words to stderr and fails."""
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\nprintf '{words}' >&2\nexit 1\n")
+    path.chmod(0o755)
+
+
+@needs_toolkit
+def test_a_kernel_that_nvcc_refuses_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TVM made a RuntimeError of it, with which the child ended: all that was told was its exit code."""
+    _words(tmp_path / "bin/nvcc", 'k.cu(1): warning: so\\nk.cu(9999): error: no "ushort2" here\\n')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    onnx.save(small_model(), str(tmp_path / "small.onnx"))
+    with pytest.raises(ScheduleError, match=r'refused a kernel:\n    k\.cu\(9999\): error: no "ushort2" here') as told:
+        tvmopt.compile(tmp_path / "small.onnx", target="nvidia-h100", records=None)
+    assert told.value.where.startswith("kernel '") and "report" in told.value.fix
+
+
+@needs_toolkit
+def test_a_bug_of_the_compiler_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The traceback is on stderr, which a server's user never sees."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crash("exit code 1", "optimizing", bug="InternalError: Check failed: a < b")
+
+    monkeypatch.setattr("tvmopt.compiler.driver.children.call", crash)
+    onnx.save(small_model(), str(tmp_path / "small.onnx"))
+    words = r"crashed \(exit code 1: InternalError: Check failed: a < b\) while optimizing"
+    with pytest.raises(Crash, match=words) as told:
+        compile_model(Request(str(tmp_path / "small.onnx"), Machine.load("nvidia-h100")))
+    assert told.value.where.endswith("small.onnx") and "report it with the model" in told.value.fix
 
 
 def test_nvrtc_of_python_packages_needs_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

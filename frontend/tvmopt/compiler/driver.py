@@ -91,6 +91,7 @@ def compile_model(
         ModelError, UnsupportedOp: the model cannot be imported.
         MissingDependency: no C compiler to link with; no CUDA compiler or libcudart.
         ScheduleError: the machine's compiler refused a kernel.
+        Crash: the child that compiles died.
     """
     request.dumps.make_folders()
     environment = BACKENDS[request.machine.kind].environment(request.machine)
@@ -99,7 +100,12 @@ def compile_model(
     with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-compile-") as folder:
         output = str(Path(folder) / "out.tvmopt")
         arguments = {"request": replace(request, source=str(model)).to_dict(), "output": output}
-        answer = children.call("tvmopt.compiler.driver:in_child", arguments, progress=progress, environment=environment)
+        try:
+            answer = children.call(
+                "tvmopt.compiler.driver:in_child", arguments, progress=progress, environment=environment
+            )
+        except children.Crash as crash:
+            raise crash.of_compile(request.title) from crash
         return read(output), Report.from_dict(answer)
 
 

@@ -113,12 +113,7 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
     try:
         answer = children.call("tvmopt.compiler.whole:in_child", arguments, progress=progress)
     except children.Crash as crash:
-        raise children.Crash(
-            f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
-            crash.stage,
-            where=str(request.source),
-            fix=children.starved(crash.what) or "this is a bug: please report it with the model",
-        ) from crash
+        raise crash.of_compile(request.source) from crash
     archive = CArchive(**answer["archive"]) if answer["archive"] else None
     path = Path(answer["path"]) if answer["path"] else None
     return CompiledFile(Report.from_dict(answer["report"]), path, archive=archive)

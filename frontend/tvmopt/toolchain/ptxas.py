@@ -282,6 +282,7 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
     from tvm.support import nvcc as stock
 
     recorder = Recorder(machine)
+    refused: list[ScheduleError] = []
     module: Any = import_module("tvm.tirx.build")  # the name in the package is a function
     original = module.codegen_build
 
@@ -293,12 +294,8 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
             else:
                 binary = bytes(stock.tvm_callback_cuda_compile(code))
         except RuntimeError as error:
-            told = str(error).rpartition("Compilation error:")[2].strip().splitlines()
-            first = next((i for i, line in enumerate(told) if "error" in line), 0)  # behind hundreds of warnings
-            raise ScheduleError(
-                "the CUDA compiler refused a kernel:\n    " + "\n    ".join(told[first : first + 5]),
-                fix="please report it with the model",
-            ) from error
+            refused.append(refusal(str(error).rpartition("Compilation error:")[2], code))
+            raise refused[-1] from error
         recorder.binaries.append(len(binary))
         recorder.sources.append(code)
         return binary
@@ -314,7 +311,12 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
                     tags = recorder.tags.get(name, [])
                     given = zip(tags, values[len(values) - len(tags) :], strict=True)
                     recorder.dimensions[name] = {tag: v for tag, v in given if v is not None}
-        return original(mod, target)
+        try:
+            return original(mod, target)
+        except Exception as error:
+            if refused:  # of which TVM makes an error of its own, with a traceback as its message
+                raise refused.pop() from error
+            raise
 
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_cuda, override=True)
     module.codegen_build = build
@@ -323,6 +325,26 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
     finally:
         module.codegen_build = original
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", stock.tvm_callback_cuda_compile, override=True)
+
+
+def refusal(told: str, code: str) -> ScheduleError:
+    """The error of a CUDA compiler that refused `code`: its first words, which stand behind hundreds of warnings, and
+    the kernel that they are about.
+
+    >>> code = 'extern "C" __global__ void __launch_bounds__(32) add_kernel(float* x) {\\n  x[0] = hnot(1);\\n}'
+    >>> refusal('k.cu(1): warning\\nk.cu(2): error: identifier "hnot" is undefined', code).where
+    "kernel 'add_kernel'"
+    """
+    lines = told.strip().splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    number = re.search(r"\((\d+)\): error", lines[first]) if lines else None
+    above = "\n".join(code.splitlines()[: int(number[1])]) if number else ""
+    kernels = re.findall(r"__global__ void (?:__\w+__\([^)]*\) )*(\w+)\(", above)
+    return ScheduleError(
+        "the CUDA compiler refused a kernel:\n    " + "\n    ".join(lines[first : first + 5]),
+        where=f"kernel '{kernels[-1]}'" if kernels else "",
+        fix="please report it with the model",
+    )
 
 
 _VALUE = 15
