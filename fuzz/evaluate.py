@@ -103,7 +103,8 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
     if reference is not None:
         judged = engine.model is not None
         verdicts = Verdicts(model, engine.model, valid=options.valid) if judged else Unjudged()
-    for kind in _affordable(model, options.kinds or kinds_for(model), options.valid):
+    kinds = _affordable(model, options.kinds or kinds_for(model), options.valid)
+    for kind in kinds if options.precision != "fp16" else [kind for kind in kinds if kind != "huge"]:  # no such float16
         found = run_once(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:
             outcome.findings.append(found)
