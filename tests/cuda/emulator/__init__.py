@@ -43,8 +43,8 @@ _FLAGS = [
     *("-ffp-contract=fast", "-fexpensive-optimizations"),
     "-fsanitize=alignment,bounds",
 ]
-"""A product and a sum are rounded once, as by nvcc. What the sanitizers find goes to functions of `shim.h`: no library of
-theirs is needed."""
+"""A product and a sum are rounded once, as by nvcc. What the sanitizers find goes to functions of `shim.h`, so that no
+library of theirs is needed."""
 _serial = itertools.count()
 
 
