@@ -31,6 +31,8 @@ MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SMALL = 1e6
 """Where no tensor that is known has larger numbers, no sum between them leaves its type."""
+WANDERING = 0.5
+"""The share of how far a tensor's numbers lie from their mean by which runs that only round may change them."""
 SHOWN = 0.05
 """The least that a kernel's own numbers must change the next tensors by, in units of what is unexplained there."""
 
@@ -233,6 +235,17 @@ class Measured:
         samples = [forms(n[name]) for n in naturals if name in n]
         return self.walk.compared(form, forms(exact[name]), found, self.kinds[name], samples)
 
+    def _wanders(self, name: str) -> bool:
+        """Whether runs that only round give another tensor, from what one kernel alone wrote: behind several layers of
+        quantisation they differ by as much as its numbers do, and would allow any tensor of its size."""
+        if len(self.written_once) == len(self.walk.taken) or self.exact[name].dtype.kind != "f":
+            return False
+        exact, naturals = self.behind_written_once
+        with np.errstate(all="ignore"):
+            mean = np.mean(exact[name])
+        usual = WANDERING * _distance(exact[name], np.full_like(exact[name], mean))
+        return any(_distance(exact[name], n[name]) > usual for n in naturals if name in n)
+
     @cached_property
     def alone(self) -> dict[str, Array]:
         """Tensors in float64, from the model's inputs and nothing that a kernel wrote."""
@@ -298,7 +311,7 @@ class Measured:
         def forms(array: Array) -> Array:
             return kernel.forms(name, array)[form]
 
-        if (one := self._apart(name, form, found, forms)).ok:
+        if not self._wanders(name) and (one := self._apart(name, form, found, forms)).ok:
             return self._leaning(form, kernel, one, *self.behind_written_once)
         if (one := self._from_inputs(name, form, found, forms)).ok:
             return self._leaning(form, kernel, one, self.alone, self.registers)
