@@ -2,7 +2,7 @@
 
     y[n, y, x, o] = sum_{ky, kx} src[n, y*s + ky*d, x*s + kx*d, o / m] * Wp[ky, kx, o]       m outputs a channel
 
-Products and sums are float32, whatever the type of the tensors.
+Products and sums are float32, of float64 float64, whatever the type of the tensors.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ def depthwise_te(data: te.Tensor, weight: te.Tensor, window: Window, dtype: str)
     n, height, width, channels = (int(d) for d in data.shape)
     (sy, sx), (dy, dx), (top, left) = window.strides, window.dilation, window.padding[:2]
     ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
+    kind = "float64" if str(data.dtype) == "float64" else "float32"
 
     def tap(b: Any, y: Any, x: Any, o: Any) -> Any:
         row, column = y * sy + ky * dy - top, x * sx + kx * dx - left
-        value = data(b, row, column, o if out == channels else o // (out // channels)).astype("float32")
+        value = data(b, row, column, o if out == channels else o // (out // channels)).astype(kind)
         if any(window.padding):
             inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-            value = tirx.if_then_else(inside, value, tirx.const(0, "float32"))
-        return value * weight(ky, kx, o).astype("float32")
+            value = tirx.if_then_else(inside, value, tirx.const(0, kind))
+        return value * weight(ky, kx, o).astype(kind)
 
     total = te.compute(
         (n, *window.out, out), lambda b, y, x, o: te.sum(tap(b, y, x, o), axis=[ky, kx]), name="depthwise"
     )
-    if dtype == "float32":
+    if dtype == kind:
         return total
     return te.compute(total.shape, lambda *i: total(*i).astype(dtype), name="narrow")

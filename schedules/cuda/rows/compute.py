@@ -21,6 +21,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, flat, static_shape, trailing
+from tvmopt.schedules.cuda.rows.written_out import WRITTEN_OUT, written_out
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -107,6 +108,16 @@ def _shape(x: Any) -> tuple[int, ...] | None:
     return shape if shape and 0 not in shape and str(x.ty.dtype) in FLOATS else None
 
 
+def _channels_known(x: Any) -> bool:
+    return isinstance(x.ty.shape, relax.ShapeExpr) and isinstance(x.ty.shape.values[1], tirx.IntImm)
+
+
+def _otherwise(bb: relax.BlockBuilder, x: Any, *norm: Any) -> Any:
+    """A norm of another form than this family's: TVM's own, where it has one of the type."""
+    known = isinstance(x.ty.shape, relax.ShapeExpr) and 0 not in x.ty.shape.values
+    return written_out(bb, x, *norm) if known and str(x.ty.dtype) in WRITTEN_OUT else Declined(UNFIT)
+
+
 def _softmax(log: bool) -> Any:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
@@ -126,7 +137,8 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
     shape, attrs = _shape(x), call.attrs
     count = trailing(attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not (_shape(gamma) and _shape(beta)):
-        return Declined(UNFIT)
+        given = gamma if attrs.scale else None, beta if attrs.center else None
+        return _otherwise(bb, x, attrs.axes, float(attrs.epsilon), True, given)
     depth, dtype = len(shape) - count, str(x.ty.dtype)
 
     def compute(data: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
@@ -145,7 +157,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     shape = _shape(x)
     count = trailing(call.attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not _shape(gamma):
-        return Declined(UNFIT)
+        return _otherwise(bb, x, call.attrs.axes, float(call.attrs.epsilon), False, (gamma, None))
     depth, dtype = len(shape) - count, str(x.ty.dtype)
 
     def compute(data: te.Tensor, scale: te.Tensor) -> te.Tensor:
@@ -160,10 +172,15 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> Any:
     x, gamma, beta = call.args
     shape, attrs = _shape(x), call.attrs
-    if shape is None or len(shape) < 3 or not (_shape(gamma) and _shape(beta)):
-        return Declined(UNFIT)
-    if int(attrs.channel_axis) % len(shape) != 1 or trailing(attrs.axes, len(shape)) != len(shape) - 2:
+    rank = int(x.ty.ndim)
+    if rank < 3 or int(attrs.channel_axis) % rank != 1 or trailing(attrs.axes, rank) != rank - 2:
         return Declined("channels that are not the second axis")
+    if shape is None or not (_shape(gamma) and _shape(beta)):
+        given = gamma if attrs.scale else None, beta if attrs.center else None
+        number = groups or int(x.ty.shape.values[1]) if _channels_known(x) else None
+        if number is None:
+            return Declined(UNFIT)
+        return _otherwise(bb, x, attrs.axes, float(attrs.epsilon), True, given, number)
     groups = groups or shape[1]
     channels, dtype = shape[1] // groups, str(x.ty.dtype)
     whole = (shape[0], groups, channels, prod(shape[2:]))

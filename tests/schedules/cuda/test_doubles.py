@@ -75,3 +75,40 @@ def test_softmax(log: bool) -> None:
     wide = np.exp(x - x.max(-1, keepdims=True))
     share = wide / wide.sum(-1, keepdims=True)
     close(out, np.log(share) if log else share)
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(8, 8), (3, 6)])
+def test_depthwise(channels: int, outputs: int) -> None:
+    x, w = array((1, 9, 9, channels), "float64"), array((outputs, 3, 3, 1), "float64", 1, 1)
+
+    def build(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(
+            x, relax.const(w, "float64"), padding=1, groups=channels, data_layout="NHWC", kernel_layout="OHWI"
+        )
+
+    out, _ = computed(build, x)
+    padded = np.pad(np.repeat(x, outputs // channels, -1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    taps = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    close(out, np.einsum("nyxokl,okl->nyxo", taps, w[..., 0]))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("axes", [(0, 1), (1,), (0, 2)])
+def test_norms_over_other_axes(axes: tuple[int, ...], dtype: str) -> None:
+    """No kernel of rows takes them, and TVM's own aborts."""
+    x = array((5, 6, 7), dtype)
+    sizes = tuple(x.shape[axis] for axis in axes)
+    gamma, beta = array(sizes, dtype, 1, 1), array(sizes, dtype, 1, 2)
+
+    def build(bb: relax.BlockBuilder, x: relax.Expr, g: relax.Expr, b: relax.Expr) -> relax.Expr:
+        centred = bb.emit(relax.op.nn.layer_norm(x, g, b, axes, EPSILON))
+        return relax.op.nn.rms_norm(centred, g, axes, EPSILON)
+
+    out, source, _ = pipelined(build, [x, gamma, beta], "fp32")
+    assert dtype != "float64" or not re.search(r"\bfloat\b|[0-9]f\b", source.split('extern "C"', 1)[1])
+    wide, g, b = (a.astype("float64") for a in (x, gamma, beta))
+    g, b = (np.expand_dims(a, [axis for axis in range(3) if axis not in axes]) for a in (g, b))
+    wide = wide - wide.mean(axes, keepdims=True)
+    wide = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + EPSILON) * g + b
+    exact = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + EPSILON) * g
+    np.testing.assert_allclose(out.astype("float64"), exact, atol=1e-12 if dtype == "float64" else 0.1)
