@@ -27,6 +27,7 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
         raise UnsupportedOp(what, where=f"kernel '{name}'", fix=fix)
     if launches_threads(func):
         return func.with_attr("tirx.is_scheduled", True), "Fallback"
+    from tvm import s_tir
     from tvm.s_tir.dlight import gpu
 
     digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
@@ -36,6 +37,7 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
             found = rule.apply(func, target, False)
             if found is not None:
                 found = found[0] if isinstance(found, list) else found
+                s_tir.transform.LowerCrossThreadReduction()(found.mod)  # refuses some schedules of Reduction's
                 return found.mod["main"].with_attr("tirx.is_scheduled", True), type(rule).__name__
     raise ScheduleError("no GPU schedule fits a kernel.", where=name, fix="please report it with the model")
 

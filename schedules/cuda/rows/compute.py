@@ -108,10 +108,6 @@ def _shape(x: Any) -> tuple[int, ...] | None:
     return shape if shape and 0 not in shape and str(x.ty.dtype) in FLOATS else None
 
 
-def _channels_known(x: Any) -> bool:
-    return isinstance(x.ty.shape, relax.ShapeExpr) and isinstance(x.ty.shape.values[1], tirx.IntImm)
-
-
 def _otherwise(bb: relax.BlockBuilder, x: Any, *norm: Any) -> Any:
     """A norm of another form than this family's: TVM's own, where it has one of the type."""
     known = isinstance(x.ty.shape, relax.ShapeExpr) and 0 not in x.ty.shape.values
@@ -173,14 +169,14 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> An
     x, gamma, beta = call.args
     shape, attrs = _shape(x), call.attrs
     rank = int(x.ty.ndim)
-    if rank < 3 or int(attrs.channel_axis) % rank != 1 or trailing(attrs.axes, rank) != rank - 2:
+    channel, epsilon = int(attrs.channel_axis) % rank, float(attrs.epsilon)
+    given = gamma if attrs.scale else None, beta if attrs.center else None
+    if rank < 3 or channel != 1 or trailing(attrs.axes, rank) != rank - 2:
+        if groups is None:
+            return _otherwise(bb, x, attrs.axes, epsilon, True, given, None, channel)
         return Declined("channels that are not the second axis")
     if shape is None or not (_shape(gamma) and _shape(beta)):
-        given = gamma if attrs.scale else None, beta if attrs.center else None
-        number = groups or int(x.ty.shape.values[1]) if _channels_known(x) else None
-        if number is None:
-            return Declined(UNFIT)
-        return _otherwise(bb, x, attrs.axes, float(attrs.epsilon), True, given, number)
+        return _otherwise(bb, x, attrs.axes, epsilon, True, given, groups, channel)
     groups = groups or shape[1]
     channels, dtype = shape[1] // groups, str(x.ty.dtype)
     whole = (shape[0], groups, channels, prod(shape[2:]))

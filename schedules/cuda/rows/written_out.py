@@ -19,14 +19,15 @@ op = relax.op
 
 def written_out(
     bb: relax.BlockBuilder, x: Any, axes: Sequence[Any], epsilon: float, centre: bool, affine: tuple[Any, Any],
-    groups: int | None = None,
+    groups: int | None = None, channel: int | None = None,
 ) -> Any:  # fmt: skip
     """The norm over some axes.
 
     Args:
-        affine: gamma and beta, of the sizes of the axes in ascending order, of the channels where there are `groups`;
-            None for one that there is not.
+        affine: gamma and beta, of the sizes of the axes in ascending order, or of `channel`; None for one that there
+            is not.
         groups: of channels, the second axis, of which each is one row with its pixels.
+        channel: the axis that gamma and beta are of, where they are not of `axes`.
     """
     dtype, rank = str(x.ty.dtype), int(x.ty.ndim)
     kind = "float64" if dtype == "float64" else "float32"
@@ -49,7 +50,8 @@ def written_out(
     squares = emit(op.mean(emit(op.multiply(value, value)), over, keepdims=True))
     value = emit(op.multiply(value, emit(op.rsqrt(emit(op.add(squares, relax.const(epsilon, kind)))))))
     if groups is not None:
-        value, named = emit(op.reshape(value, x.ty.shape)), [1]
+        value = emit(op.reshape(value, x.ty.shape))
+    named = named if channel is None else [channel]
     for factor, combine in zip(affine, (op.multiply, op.add), strict=True):
         if factor is not None:
             others = [axis for axis in range(rank) if axis not in named]

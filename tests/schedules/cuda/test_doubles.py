@@ -112,3 +112,18 @@ def test_norms_over_other_axes(axes: tuple[int, ...], dtype: str) -> None:
     wide = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + EPSILON) * g + b
     exact = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + EPSILON) * g
     np.testing.assert_allclose(out.astype("float64"), exact, atol=1e-12 if dtype == "float64" else 0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_instance_norm_of_channels_last(dtype: str) -> None:
+    x = array((2, 5, 6, 4), dtype)
+    gamma, beta = array((4,), dtype, 1, 1), array((4,), dtype, 1, 2)
+
+    def build(bb: relax.BlockBuilder, x: relax.Expr, g: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return relax.op.nn.instance_norm(x, g, b, 3, [1, 2], EPSILON)
+
+    out, _, _ = pipelined(build, [x, gamma, beta], "fp32")
+    wide, g, b = (a.astype("float64") for a in (x, gamma, beta))
+    wide = wide - wide.mean((1, 2), keepdims=True)
+    exact = wide / np.sqrt((wide**2).mean((1, 2), keepdims=True) + EPSILON) * g + b
+    np.testing.assert_allclose(out.astype("float64"), exact, atol=1e-12 if dtype == "float64" else 0.1)
