@@ -201,8 +201,14 @@ def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:
         str(block.name_hint), tuple(v.var for v in block.iter_vars), extents, kinds, tuple(scan.loads),
         Access(block.body.buffer, tuple(block.body.indices)) if single else None,
         scan.calls, scan.operations, dict(block.annotations), frozenset(scan.guarded), trivial, block.body,
-        isinstance(first, tirx.FloatImm) and math.isinf(first.value),
+        _is_infinite(first),
     )  # fmt: skip
+
+
+def _is_infinite(first: Any) -> bool:
+    """Whether a value is an infinity; TVM writes that of float16 as a product, `inf * -1`."""
+    factors = [first.a, first.b] if isinstance(first, tirx.Mul) else [first]
+    return any(isinstance(f, tirx.FloatImm) and math.isinf(f.value) for f in factors)
 
 
 _BINARY = (
