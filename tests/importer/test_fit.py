@@ -284,6 +284,15 @@ def test_the_scale_of_an_attention_has_a_root(scale: float) -> None:
         import_model(made)
 
 
+@pytest.mark.parametrize("softcap", [float("nan"), float("inf")])
+def test_the_softcap_of_an_attention_is_a_number(softcap: float) -> None:
+    """NaN was taken for none."""
+    attributes = {"softcap": softcap}
+    made = one_node("Attention", (1, 1, 4, 8), {"k": ones(1, 1, 6, 8), "v": ones(1, 1, 6, 8)}, attributes, opset=23)
+    with pytest.raises(ModelError, match="its softcap is"):
+        import_model(made)
+
+
 @pytest.mark.parametrize("kind", [TensorProto.UINT8, 5])
 def test_a_type_to_compute_in_is_a_real_one(kind: int) -> None:
     scaled = one_node("QuantizeLinear", (4,), {"s": np.float32(0.1), "z": np.uint8(0)}, {"precision": kind}, opset=23)

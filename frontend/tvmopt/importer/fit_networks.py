@@ -194,6 +194,8 @@ def _attention(given: Given) -> Texts:
     yield from _real_type(given, "softmax_precision")
     if (scale := float(given.attrs.get("scale", 1.0))) <= 0 or not np.isfinite(scale):
         yield f"its scale is {scale:g}, of which both sides are multiplied by the root"
+    if not np.isfinite(softcap := float(given.attrs.get("softcap", 0.0))):
+        yield f"its softcap is {softcap:g}, by which scores are divided and multiplied"
     shapes = [given.shape(i) for i in range(3)]
     counts = given.attrs.get("q_num_heads"), given.attrs.get("kv_num_heads"), given.attrs.get("kv_num_heads")
     split: list[Shape] = []
