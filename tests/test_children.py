@@ -77,7 +77,7 @@ def test_our_errors_come_back_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("crash", "SIGSEGV"), ("exit", "exit code 7"), ("bug", "exit code 1: ZeroDivisionError$")]
+    ("kind", "words"), [("crash", "SIGSEGV"), ("exit", "exit code 7"), ("bug", r"exit code 1: ZeroDivisionError\n")]
 )
 def test_crashes_tell_the_stage(kind: str, words: str) -> None:
     with pytest.raises(children.Crash, match=words) as told:
