@@ -85,3 +85,19 @@ def test_a_truth_with_a_name(dtype: str) -> None:
     check(source)
     wide = x.astype("float64")
     np.testing.assert_allclose(out, np.where(x == 1, 2, (wide - 1) * np.log(wide)), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_product_behind_which_a_mask_chooses(dtype: str) -> None:
+    """A kernel of tensor cores writes its loads out as vectors itself."""
+    x, w = array((32, 64), dtype, 0.2), array((64, 64), dtype, 0.2, 1)
+    seen = array((32, 64), "float32", 1, 2) > 0
+
+    def build(bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, seen: relax.Expr) -> relax.Expr:
+        return relax.op.where(seen, bb.emit(relax.op.matmul(x, w)), relax.const(-1, dtype))
+
+    out, source, used = pipelined(build, [x, w, seen], "fp32")
+    assert used[-1] == "gemm"
+    check(source)
+    exact = np.where(seen, x.astype("float64") @ w.astype("float64"), -1)
+    np.testing.assert_allclose(out.astype("float64"), exact, atol=2e-2 if dtype == "float16" else 1e-5)
