@@ -279,6 +279,13 @@ def test_what_shape_functions_let_pass(made, words):
     assert words in str(caught.value)
 
 
+def test_the_size_of_more_than_63_bits_count() -> None:
+    """An OverflowError of Python's was what the user saw."""
+    made = model([node("Size", ["x"], ["y"])], [value("x", (3, 2**63 - 1, 5))], [value("y", (), TensorProto.INT64)])
+    with pytest.raises(ModelError, match="Tensor 'x' would take"):
+        prepare(load(made), has_converter=lambda *key: True)
+
+
 def test_a_tensor_of_nothing_whose_axis_no_memory_holds_is_refused() -> None:
     """NumPy makes no array of [2^62, 0]; a damaged file asked for it and got its traceback."""
     nodes = [node("Reshape", ["i", "to"], ["j"]), node("Gather", ["x", "j"], ["y"], axis=0)]

@@ -62,7 +62,9 @@ def _size(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     shape = walk.shape(node.input[0])
     if shape is None:
         return _open(walk, node)
-    walk.set_constant(node.output[0], np.array(count(shape), np.int64))
+    if (elements := count(shape)) > np.iinfo(np.int64).max:
+        return None  # the tensor itself is refused
+    walk.set_constant(node.output[0], np.array(elements, np.int64))
     return []
 
 
