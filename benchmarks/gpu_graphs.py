@@ -37,8 +37,8 @@ HANGS = 180.0
 class Engine:
     """A model on the GPU, as `fuzz.evaluate` runs one."""
 
-    def __init__(self, model: Any, runs: bool) -> None:
-        self.model, self.runs = model, runs
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def run(self, feeds: Any) -> dict[str, Any]:
         """Outputs by name, in memory of their own."""
@@ -77,7 +77,7 @@ def work(args: argparse.Namespace) -> None:
         artifact, _report = compile_model(Request(data, machine, precision, records=False), lambda stage: None)
         if not here:
             raise Compiled
-        return Engine(model.Model(artifact), here)
+        return Engine(model.Model(artifact))
 
     checks.compiled = compiled  # type: ignore[assignment]
     end = time.monotonic() + 60 * args.minutes

@@ -8,12 +8,15 @@ from tvm_ffi import structural_walk
 
 from tvmopt.lowering.align_stores import AlignStores
 from tvmopt.lowering.drop_empty_launches import DropEmptyLaunches
+from tvmopt.targets import Machine
+
+TARGET = Machine.load("nvidia-h100").tvm_target()
 
 
 def kinds(func: tirx.PrimFunc, rewrite) -> list[int]:
     """The kinds of the loops that a rewrite leaves, from the outermost on."""
     found: list[int] = []
-    after = rewrite(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))["main"]
+    after = rewrite(tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "target": TARGET})}))["main"]
     structural_walk(after.body, ((tirx.For, lambda loop: found.append(int(loop.kind))),))
     return found[::-1]
 

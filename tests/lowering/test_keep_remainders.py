@@ -14,7 +14,7 @@ import tvmopt
 from tvmopt import pipeline
 from tvmopt.compiler.kernels import loops, named
 from tvmopt.importer import import_model
-from tvmopt.lowering.loop_passes import FOR_GPUS, all_loop_passes, loop_passes
+from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.pipeline import compile_kernels
 from tvmopt.targets import Machine
 
@@ -48,8 +48,7 @@ def test_what_only_gpus_need_changes_no_kernel_for_a_cpu(monkeypatch: pytest.Mon
     machine = Machine.load("cpu")
     whole = pipeline.plan_memory(pipeline.lower(import_model(model).module, machine), machine)[0].module
     few = [loops(func, name, whole, machine) for name, func in named(whole)]
-    most = tvm.ir.transform.Sequential([one for one in loop_passes() if str(one.info.name) != FOR_GPUS])
-    monkeypatch.setattr(pipeline, "all_loop_passes", lambda kind: most)
+    monkeypatch.setattr(pipeline, "all_loop_passes", lambda kind: all_loop_passes())
     every = [loops(func, name, whole, machine) for name, func in named(whole)]
     assert len(run_by(all_loop_passes("llvm"))) < len(run_by(all_loop_passes())) and few
     for one, other in zip(few, every, strict=True):

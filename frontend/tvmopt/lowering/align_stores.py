@@ -17,21 +17,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
-from tvmopt.lowering.loops import with_body
-
-
-def align_stores(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    body = structural_map(func.body, (tirx.For, _aligned))
-    return func if body.same_as(func.body) else with_body(func, body)
-
-
-AlignStores = tirx.transform.prim_func_pass(align_stores, opt_level=0, name="tvmopt.AlignStores")
+from tvmopt.lowering.loops import gpu_pass, unrolled
 
 
 def _aligned(loop: Any) -> Any:
@@ -42,7 +32,7 @@ def _aligned(loop: Any) -> Any:
     structural_walk(loop.body, ((tirx.BufferStore, stores.append),))
     if all(_at_a_multiple(store.indices[-1], loop) for store in stores):
         return loop
-    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
+    return unrolled(loop)
 
 
 def _at_a_multiple(place: Any, loop: Any) -> bool:
@@ -59,3 +49,6 @@ def _with(place: Any, var: Any, number: int) -> Any:
     """A place where a variable has a value."""
     value = tirx.const(number, var.ty.dtype)
     return structural_map(place, (tirx.Var, lambda other: value if other.same_as(var) else other))
+
+
+AlignStores = gpu_pass("tvmopt.AlignStores", tirx.For, _aligned)

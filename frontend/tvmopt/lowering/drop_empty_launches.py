@@ -16,22 +16,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm_ffi import structural_map
 
-from tvmopt.lowering.loops import with_body
-
-
-def drop_empty_launches(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    body = structural_map(func.body, (tirx.For, _launched))
-    return func if body.same_as(func.body) else with_body(func, body)
-
-
-DropEmptyLaunches = tirx.transform.prim_func_pass(drop_empty_launches, opt_level=0, name="tvmopt.DropEmptyLaunches")
+from tvmopt.lowering.loops import gpu_pass
 
 
 def _launched(loop: Any) -> Any:
     none = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 0
     return tirx.Evaluate(0) if none and loop.kind == tirx.ForKind.THREAD_BINDING else loop
+
+
+DropEmptyLaunches = gpu_pass("tvmopt.DropEmptyLaunches", tirx.For, _launched)

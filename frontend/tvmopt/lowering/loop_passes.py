@@ -21,14 +21,10 @@ ON_GPUS = frozenset({
     "s_tir.LowerAutoCopy", "s_tir.UnifyThreadBinding", "s_tir.InjectPermutedLayout", "s_tir.InjectSoftwarePipeline",
     "s_tir.TransformMmaBufferLayout", "s_tir.InjectDoubleBuffer", "s_tir.HoistIfThenElse", "s_tir.VerifyVTCMLimit",
     "s_tir.LowerVtcmAlloc", "tirx.VerifyMemory", "s_tir.ThreadSync", "s_tir.InferFragment",
-    "s_tir.LowerThreadAllreduce", "s_tir.MergeSharedMemoryAllocations",
+    "s_tir.LowerThreadAllreduce", "s_tir.MergeSharedMemoryAllocations", "tvmopt.AlignStores",
 })  # fmt: skip
 """Passes of threads, of memory that these share, and of what only schedules for GPUs ask for: they walk through a
 kernel for a CPU and change nothing, which took a twentieth of the time of all (ResNet-50, PP-OCRv4's detector)."""
-
-
-FOR_GPUS = "tvmopt.AlignStores"
-"""A pass that a CPU, which stores vectors anywhere, is better off without."""
 
 
 def loop_passes() -> list[Any]:
@@ -53,5 +49,4 @@ def loop_passes() -> list[Any]:
 
 def all_loop_passes(kind: str = "cuda") -> Any:
     """One pass that runs those for a kind of machines."""
-    left_out = {*ON_GPUS, FOR_GPUS} if kind == "llvm" else set()
-    return Sequential([one for one in loop_passes() if str(one.info.name) not in left_out])
+    return Sequential([one for one in loop_passes() if kind != "llvm" or str(one.info.name) not in ON_GPUS])

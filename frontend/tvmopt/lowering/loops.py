@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.ir import Range
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
-from tvm_ffi import structural_mutate
+from tvm_ffi import structural_map, structural_mutate
 
 Expr = Any
 Index = Any
@@ -36,6 +37,26 @@ def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
     changed: tirx.PrimFunc = structural_mutate(func, ((type(old), instead),))
     return changed
+
+
+def gpu_pass(name: str, kind: type, rewrite: Callable[[Any], Any]) -> Any:
+    """A pass that rewrites each node of a kind in the functions for GPUs, and leaves those of the host as they are."""
+
+    def run(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
+        target = func.attrs.get("target", None)
+        if target is None or target.kind.name != "cuda":
+            return func
+        body = structural_map(func.body, (kind, rewrite))
+        return func if body.same_as(func.body) else with_body(func, body)
+
+    return tirx.transform.prim_func_pass(run, opt_level=0, name=name)
+
+
+def unrolled(loop: Any) -> Any:
+    """The same loop, written out instead of vectorized."""
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body, loop.thread_binding, loop.annotations
+    )
 
 
 def new_buffer(name: str, *shape: Index, dtype: str = "float32") -> Any:

@@ -11,21 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm_ffi import structural_map
 
-
-def lower_choices(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    target = func.attrs.get("target", None)
-    if target is None or target.kind.name != "cuda":
-        return func
-    body = structural_map(func.body, (tirx.Select, _by_one_truth))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-LowerChoices = tirx.transform.prim_func_pass(lower_choices, opt_level=0, name="tvmopt.LowerChoices")
+from tvmopt.lowering.loops import gpu_pass
 
 
 def _by_one_truth(node: Any) -> Any:
@@ -33,3 +21,6 @@ def _by_one_truth(node: Any) -> Any:
     if not isinstance(truth, tirx.Broadcast):
         return node
     return tirx.if_then_else(truth.value, node.true_value, node.false_value)
+
+
+LowerChoices = gpu_pass("tvmopt.LowerChoices", tirx.Select, _by_one_truth)

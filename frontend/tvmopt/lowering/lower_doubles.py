@@ -14,21 +14,9 @@ import math
 import struct
 from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm_ffi import structural_map
 
-
-def lower_doubles(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    target = func.attrs.get("target", None)
-    if target is None or target.kind.name != "cuda":
-        return func
-    body = structural_map(func.body, (tirx.FloatImm, _exact))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-LowerDoubles = tirx.transform.prim_func_pass(lower_doubles, opt_level=0, name="tvmopt.LowerDoubles")
+from tvmopt.lowering.loops import gpu_pass
 
 
 def _exact(number: Any) -> Any:
@@ -37,3 +25,6 @@ def _exact(number: Any) -> Any:
         return number
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return tirx.call_pure_extern("float64", "__longlong_as_double", tirx.const(bits, "int64"))
+
+
+LowerDoubles = gpu_pass("tvmopt.LowerDoubles", tirx.FloatImm, _exact)

@@ -15,23 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import ir, tirx
-from tvm_ffi import structural_map
 
-from tvmopt.lowering.loops import with_body
+from tvmopt.lowering.loops import gpu_pass
 
 ROUNDED = {"float32": "__fmul_rn", "float64": "__dmul_rn"}
 """CUDA's products that are never part of another operation."""
-
-
-def round_products(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    body = structural_map(func.body, (ir.Call, _exponential))
-    return func if body.same_as(func.body) else with_body(func, body)
-
-
-RoundProducts = tirx.transform.prim_func_pass(round_products, opt_level=0, name="tvmopt.RoundProducts")
 
 
 def _exponential(call: Any) -> Any:
@@ -43,3 +32,6 @@ def _exponential(call: Any) -> Any:
         return call
     rounded = tirx.call_pure_extern(dtype, ROUNDED[dtype], product.a, product.b)
     return ir.Call(call.op, [tirx.Sub(rounded, other)], call.attrs, ret_ty=call.ty)
+
+
+RoundProducts = gpu_pass("tvmopt.RoundProducts", ir.Call, _exponential)

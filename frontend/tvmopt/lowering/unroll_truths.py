@@ -17,30 +17,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm_ffi import structural_map, structural_walk
+from tvm_ffi import structural_walk
 
-
-def unroll_truths(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    target = func.attrs.get("target", None)
-    if target is None or target.kind.name != "cuda":
-        return func
-    body = structural_map(func.body, (tirx.For, _one_by_one))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-UnrollTruths = tirx.transform.prim_func_pass(unroll_truths, opt_level=0, name="tvmopt.UnrollTruths")
+from tvmopt.lowering.loops import gpu_pass, unrolled
 
 
 def _one_by_one(loop: Any) -> Any:
     if loop.kind != tirx.ForKind.VECTORIZED or not _has_truths(loop.body):
         return loop
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body, loop.thread_binding, loop.annotations
-    )
+    return unrolled(loop)
 
 
 def _has_truths(body: Any) -> bool:
@@ -54,3 +41,6 @@ def _has_truths(body: Any) -> bool:
         (tirx.Let, lambda node: look(node.var.ty.dtype)),
     ])  # fmt: skip
     return any(found)
+
+
+UnrollTruths = gpu_pass("tvmopt.UnrollTruths", tirx.For, _one_by_one)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import ir, tirx
-from tvm_ffi import structural_map
 
 from tvmopt.lowering.intrinsics import called
-from tvmopt.lowering.loops import vector_type
+from tvmopt.lowering.loops import gpu_pass, vector_type
 
 ONLY_WIDE = frozenset({
     *("tirx.nearbyint", "tirx.round", "tirx.fmod", "tirx.cosh", "tirx.sinh", "tirx.log1p", "tirx.acos", "tirx.acosh"),
@@ -25,21 +23,12 @@ ONLY_WIDE = frozenset({
 HALVES = ("float16", "bfloat16")
 
 
-def widen_intrinsics(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    target = func.attrs.get("target", None)
-    if target is None or target.kind.name != "cuda":
-        return func
-    body = structural_map(func.body, (ir.Call, _widened))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-WidenIntrinsics = tirx.transform.prim_func_pass(widen_intrinsics, opt_level=0, name="tvmopt.WidenIntrinsics")
-
-
 def _widened(call: Any) -> Any:
     if called(call) not in ONLY_WIDE or str(call.ty.dtype).split("x")[0] not in HALVES:
         return call
     wide = vector_type("float32", int(call.ty.dtype.lanes))
     arguments = [tirx.Cast(wide, x) for x in call.args]
     return tirx.Cast(call.ty.dtype, ir.Call(call.op, arguments, call.attrs, ret_ty=arguments[0].ty))
+
+
+WidenIntrinsics = gpu_pass("tvmopt.WidenIntrinsics", ir.Call, _widened)
