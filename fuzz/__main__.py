@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.evaluate import Options
 from fuzz.inputs import KINDS as INPUTS
+from fuzz.once import Options
 from fuzz.run import Plan, Run, replay
 from fuzz.sources import DAMAGED, FLOATS, KINDS
 

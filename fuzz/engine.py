@@ -89,6 +89,11 @@ class Engine:
     side: int = guard.BEHIND
 
     @property
+    def symbols(self) -> Any:
+        """The ranges of the open sizes."""
+        return self.model.symbols
+
+    @property
     def calls(self) -> int:
         """How often compiled code was entered in this process."""
         return CALLS[0]
@@ -109,14 +114,10 @@ class Engine:
         changed = sorted(n for n, a in feeds.items() if a.tobytes() != given[n].tobytes())
         del results, given
         if changed:
-            raise Overwritten(f"the call changes its input {changed[0]}")
+            raise guard.Overwritten(f"the call changes its input {changed[0]}")
         if guard.violations() > before:
-            raise Overwritten("bytes beside a tensor were written")
+            raise guard.Overwritten("bytes beside a tensor were written")
         return copies
-
-
-class Overwritten(Exception):
-    """A kernel wrote where it must not."""
 
 
 def compiled(
@@ -137,7 +138,7 @@ def compiled(
     if asked.kind == "cuda":
         from fuzz.gpu import emulated_model
 
-        return emulated_model(data, asked, precision, side, say)
+        return emulated_model(data, asked, precision, side, say, shapes)
     request = Request(data, asked, precision, shapes=shapes or {}, records=False)
     artifact, _ = compile_model(request, lambda stage: say(f"compile: {stage}"))
     say("load")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fuzz import guard
-from fuzz.engine import Overwritten
 from fuzz.inputs import Array, Feeds
 
 
@@ -23,6 +22,7 @@ class Emulated:
     """One model's program.
 
     Attributes:
+        symbols: the ranges of the open sizes.
         side: where the guard pages touch inputs, results and what lies between; each run turns it round.
     """
 
@@ -30,6 +30,7 @@ class Emulated:
     emulation: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    symbols: dict[str, Any]
     side: int = guard.BEHIND
     model: None = None
 
@@ -56,15 +57,18 @@ class Emulated:
             results.append({n: np.array(t.numpy()) for n, t in zip(self.outputs, tensors, strict=True)})
             del machine, given, out, tensors
         if guard.violations() > before:
-            raise Overwritten("bytes beside a tensor were written")
+            raise guard.Overwritten("bytes beside a tensor were written")
         for name, array in results[0].items():
             if array.tobytes() != results[1][name].tobytes():
                 raise Race(f"{name} differs between two orders of the threads")
         return results[0]
 
 
-def emulated_model(data: bytes, machine: Any, precision: str, side: int, say: Callable[[str], None]) -> Emulated:
-    """Compile the bytes of a model for a GPU's machine description."""
+def emulated_model(
+    data: bytes, machine: Any, precision: str, side: int, say: Callable[[str], None],
+    shapes: dict[str, str] | None = None,
+) -> Emulated:  # fmt: skip
+    """Compile the bytes of a model for a GPU's machine description; `shapes`: the ranges of its open sizes."""
     import onnx
     from tests.cuda.emulator import emulated
 
@@ -75,11 +79,11 @@ def emulated_model(data: bytes, machine: Any, precision: str, side: int, say: Ca
 
     devices.load()
     say("compile: importing")
-    imported = import_model(onnx.ModelProto.FromString(data))
+    imported = import_model(onnx.ModelProto.FromString(data), dict(shapes or {}))
     say("compile: optimizing")
     lowered = pipeline.lower(imported.module, machine, DecisionLog(), precision=precision)
     say("compile: generating code")
     with emulated() as emulation:
         executable = pipeline.build(lowered, machine, cuda_graph=False)
     names = [tuple(info.name for info in infos) for infos in (imported.inputs, imported.outputs)]
-    return Emulated(executable, emulation, *names, side)
+    return Emulated(executable, emulation, *names, dict(imported.ranges), side)

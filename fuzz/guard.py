@@ -23,6 +23,10 @@ NOWHERE, BEHIND, BEFORE = 0, 1, 2
 """Where the inaccessible zone touches the buffer, if there is one."""
 
 
+class Overwritten(Exception):
+    """A kernel wrote where it must not."""
+
+
 def library() -> Path:
     """The shared library that a worker preloads."""
     return built(SOURCE, ".so", "-O1", "-shared", "-ldl", "-lpthread")

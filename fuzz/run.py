@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx
 
-from fuzz.evaluate import Options
 from fuzz.findings import Found, signature
 from fuzz.inputs import OUTSIDE
+from fuzz.once import Options
 from fuzz.shrink import shrink
 from fuzz.sources import DAMAGED, model_bytes
 from fuzz.worker import Worker

@@ -70,3 +70,10 @@ class Unjudged:
     def problem(self, feeds: Feeds, peer: Feeds | None) -> str | None:
         """It cannot tell."""
         return None
+
+
+def verdicts_of(
+    model: onnx.ModelProto, compiled: Any, sizes: Mapping[str, int] | None = None, valid: bool = True
+) -> Verdicts | Unjudged:
+    """The judge of a model at these sizes; `compiled` None: one that is in no :class:`tvmopt.Model`."""
+    return Verdicts(model, compiled, sizes, valid) if compiled is not None else Unjudged()

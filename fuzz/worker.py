@@ -54,7 +54,7 @@ class Worker:
         )  # fmt: skip
 
     def check(self, model: bytes, options: Line) -> Line:
-        """The outcome of one model, as :class:`fuzz.evaluate.Outcome` has it.
+        """The outcome of one model, as :class:`fuzz.once.Outcome` has it.
 
         Raises:
             RuntimeError: the worker itself has ended.
@@ -188,7 +188,8 @@ def _stat(pid: int) -> list[str]:
 def work(task: Line, say: Callable[[str], None]) -> Line:
     """In the child: one task."""
     from fuzz import guard
-    from fuzz.evaluate import evaluate, options_of
+    from fuzz.evaluate import evaluate
+    from fuzz.once import options_of
 
     outcome = evaluate(base64.b64decode(task["model"]), options_of(task["options"]), say)
     guard.reset()
@@ -199,7 +200,7 @@ def outcome_of(answer: Line) -> Line:
     """A child's death as an outcome: a finding, unless the reference died."""
     if "death" not in answer:
         return answer
-    from fuzz.evaluate import Finding, Outcome
+    from fuzz.once import Finding, Outcome
 
     stage, text = answer["stage"], f"{answer['death']} while: {answer['stage']}\n{answer['stderr']}"
     if stage.startswith("reference"):

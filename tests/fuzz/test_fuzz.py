@@ -16,8 +16,8 @@ import onnx
 import pytest
 
 from fuzz import guard, typed
-from fuzz.evaluate import Finding, Options, Outcome, run_once
 from fuzz.inputs import OUTSIDE, bound, feeds_of, inputs_of, kinds_for, noted, numbers_of
+from fuzz.once import Finding, Options, Outcome, run_once
 from fuzz.reference import Reference, Unable
 from fuzz.shrink import shrink
 from fuzz.sizes import selects, wrongly_answered
