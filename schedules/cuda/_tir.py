@@ -110,10 +110,15 @@ def up(value: int, multiple: int) -> int:
 
 
 class GridProgram:
-    """One launch: its thread indices and the buffers it allocates."""
+    """One launch: its thread indices and the buffers it allocates.
 
-    def __init__(self, threads: int, grid: Sequence[int]) -> None:
-        self.threads, self.grid = threads, list(grid)
+    Args:
+        grid: blocks along x, y and z; numbers, or expressions of int32.
+        helpers: whether it calls functions of `_device.cuh`.
+    """
+
+    def __init__(self, threads: int, grid: Sequence[int | Expr], helpers: bool = True) -> None:
+        self.threads, self.grid, self.helpers = threads, list(grid), helpers
         self.tx = tirx.Var("tx", INDEX)
         self.block = [tirx.Var(f"b{axis}", INDEX) for axis in "xyz"[: len(grid)]]
         self.buffers: list[Any] = []
@@ -124,7 +129,8 @@ class GridProgram:
 
     def body(self, statements: Sequence[Any]) -> Any:
         """The launch as a statement."""
-        inner = SBlock([], [], [], "tile", seq([include(self.buffers), *statements]), None, [], [], {})
+        included = [include(self.buffers)] if self.helpers else []
+        inner = SBlock([], [], [], "tile", seq([*included, *statements]), None, [], [], {})
         body: Any = SBlockRealize([], tirx.const(True, "bool"), inner)
         body = _bind(self.tx, self.threads, "threadIdx.x", body)
         # without it ptxas spills a register or two to let more blocks on an SM than shared memory does
@@ -134,7 +140,7 @@ class GridProgram:
         return body
 
 
-def _bind(var: Any, extent: int, tag: str, body: Any) -> Any:
+def _bind(var: Any, extent: int | Expr, tag: str, body: Any) -> Any:
     thread = tirx.IterVar(Range(0, extent), tirx.Var(tag, INDEX), 1, tag)
     return tirx.For(var, int_(0), int_(extent), tirx.ForKind.THREAD_BINDING, body, thread, {})
 

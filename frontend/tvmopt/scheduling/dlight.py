@@ -30,6 +30,7 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
     from tvm import s_tir
     from tvm.s_tir.dlight import gpu
 
+    func = without_sums_of_one(func)
     digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
     target = digits.tvm_target()
     for rule in (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()):
@@ -40,6 +41,37 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
                 s_tir.transform.LowerCrossThreadReduction()(found.mod)  # refuses some schedules of Reduction's
                 return found.mod["main"].with_attr("tirx.is_scheduled", True), type(rule).__name__
     raise ScheduleError("no GPU schedule fits a kernel.", where=name, fix="please report it with the model")
+
+
+def without_sums_of_one(func: Any) -> Any:
+    """The function with each reduction over one element written as what it is, a value. dlight loses the axis, and
+    then writes what stands behind the sum where the sum is begun, too: x - mean(x) of rows of one was not 0."""
+    from tvm import tirx
+    from tvm.ir.expr import TensorLoad
+    from tvm.s_tir.stmt import SBlock
+    from tvm_ffi import structural_map
+
+    def value(block: Any) -> Any:
+        reduced = [v for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.CommReduce]
+        one = all(isinstance(v.dom.extent, tirx.IntImm) and int(v.dom.extent) == 1 for v in reduced)
+        stores = isinstance(block.init, tirx.BufferStore) and isinstance(block.body, tirx.BufferStore)
+        if not (reduced and one and stores):
+            return block
+        first = block.init
+
+        def load(node: Any) -> Any:
+            return first.value if node.source.same_as(first.buffer) else node
+
+        stored = structural_map(block.body.value, (TensorLoad, load))
+        axes = [tirx.IterVar(v.dom, v.var, tirx.IterVar.DataPar, v.thread_tag) for v in block.iter_vars]
+        body = tirx.BufferStore(block.body.buffer, stored, block.body.indices)
+        return SBlock(
+            axes, block.reads, block.writes, block.name_hint, body, None, block.alloc_buffers, block.match_buffers,
+            block.annotations,
+        )  # fmt: skip
+
+    body = structural_map(func.body, (SBlock, value))
+    return func if body.same_as(func.body) else func.with_body(body)
 
 
 def launches_threads(func: Any) -> bool:

@@ -17,6 +17,7 @@ from tvm import relax, te, tirx
 from tvmopt.lowering.common import call_fusable, operand_types, static_shape
 from tvmopt.operators import masked
 from tvmopt.schedules.cuda._product import wide
+from tvmopt.schedules.cuda.attention.written_out import written_out
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -27,14 +28,18 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     """`R.nn.attention` and `R.nn.attention_bias` on fp16 or bf16: q, k, v as [B, S, N, H]."""
     attrs = call.attrs
     shapes = [static_shape(a) for a in call.args]
-    if any(s is None or len(s) != 4 or 0 in s for s in shapes) or getattr(attrs, "window_size", None) is not None:
-        return Declined("an open or empty shape, or a sliding window")
+    if getattr(attrs, "window_size", None) is not None or any(s is not None and 0 in s for s in shapes):
+        return Declined("an empty shape, or a sliding window")
+    if any(s is None for s in shapes):
+        return written_out(bb, call) if _known_heads(call) else Declined("an open number of heads")
     q, k, v = (tuple(s or ()) for s in shapes[:3])
     dtype = str(call.args[0].ty.dtype)
     if dtype not in ("float16", "bfloat16") or any(str(a.ty.dtype) != dtype for a in call.args[1:3]):
         return Declined(operand_types(call))
-    if q[2] % k[2] or v[2] != k[2] or max(q[3], v[3]) > MOST_DEPTH:
-        return Declined(f"heads deeper than {MOST_DEPTH}, or of queries that do not share those of keys evenly")
+    if q[2] % k[2] or v[2] != k[2]:
+        return Declined("heads of queries that do not share those of keys evenly")
+    if max(q[3], v[3]) > MOST_DEPTH:
+        return written_out(bb, call)
     causal = str(attrs.causal_mask) if attrs.causal_mask is not None else None
     offset = -1 if causal is None else (0 if causal == "TopLeft" else abs(k[1] - q[1]))
     scale = q[3] ** -0.5 if attrs.scale is None else float(attrs.scale.value)
@@ -85,6 +90,15 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         )
 
     return call_fusable(bb, compute, list(call.args), "attention")
+
+
+def _known_heads(call: relax.Call) -> bool:
+    """Whether the numbers of heads of q, k and v are known, and the queries' a multiple of the others."""
+    heads = [a.ty.shape.values[2] for a in call.args[:3]]
+    if not all(isinstance(n, tirx.IntImm) for n in heads):
+        return False
+    queries, keys, values = map(int, heads)
+    return keys == values and queries % keys == 0
 
 
 def masked_attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:

@@ -6,8 +6,9 @@ the `rows` family.
     rms_norm    y = x / sqrt(sum x^2 / C + eps) * gamma
     group_norm  layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
 
-TVM's own forms add in the input's type, and take E[x^2] - mu^2, which cancels; of float64 they round the squares of an
-RMS norm to float32, and there are no group and instance norms. Inputs of 16 bits are widened as they
+The number of rows may be open, their length not. Norms of other forms are written out as Relax operators: TVM's own add
+in the input's type, and take E[x^2] - mu^2, which cancels; of float64 they round the squares of an RMS norm to float32,
+and there are no group and instance norms. Inputs of 16 bits are widened as they
 are read and the result is narrowed as it is written; a cast to float32 right before one of these operators (an fp32
 island of a 16-bit graph) is read through, so that the row is loaded in 16 bits.
 """
@@ -20,13 +21,13 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, flat, static_shape, trailing
-from tvmopt.schedules.cuda.rows.written_out import WRITTEN_OUT, written_out
+from tvmopt.lowering.common import call_fusable, flat, is_open, sizes, trailing
+from tvmopt.schedules.cuda.rows.written_out import written_out
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
-UNFIT = "an open or empty shape, axes that are not the last, or no float of 16, 32 or 64 bits"
+UNFIT = "an open length or an empty shape, axes that are not the last, or no float of 16, 32 or 64 bits"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -35,9 +36,9 @@ def _sum_type(x: te.Tensor) -> str:
     return "float64" if str(x.dtype) == "float64" else "float32"
 
 
-def _rows(x: te.Tensor, depth: int) -> tuple[list[int], list[int]]:
-    dims = [int(d) for d in x.shape]
-    return dims[:depth], dims[depth:]
+def _rows(x: te.Tensor, depth: int) -> tuple[list[Expr], list[int]]:
+    dims = list(x.shape)
+    return dims[:depth], [int(d) for d in dims[depth:]]
 
 
 def _reduced(
@@ -103,21 +104,25 @@ def source(bb: relax.BlockBuilder, x: Any) -> Any:
     return bound.args[0] if narrow else x
 
 
-def _shape(x: Any) -> tuple[int, ...] | None:
-    shape = static_shape(x)
-    return shape if shape and 0 not in shape and str(x.ty.dtype) in FLOATS else None
+def _shape(x: Any, known: int) -> tuple[Any, ...] | None:
+    """The sizes of a tensor of numbers, from axis `known` on all known; else None."""
+    shape = sizes(x)
+    fits = shape and not is_open(shape[known:]) and not any(d == 0 for d in shape if isinstance(d, int))
+    return shape if fits and str(x.ty.dtype) in FLOATS else None
 
 
 def _otherwise(bb: relax.BlockBuilder, x: Any, *norm: Any) -> Any:
-    """A norm of another form than this family's: TVM's own, where it has one of the type."""
-    known = isinstance(x.ty.shape, relax.ShapeExpr) and 0 not in x.ty.shape.values
-    return written_out(bb, x, *norm) if known and str(x.ty.dtype) in WRITTEN_OUT else Declined(UNFIT)
+    """A norm of another form than this family's."""
+    shape = sizes(x)
+    if shape is None or any(d == 0 for d in shape if isinstance(d, int)) or str(x.ty.dtype) not in FLOATS:
+        return Declined(UNFIT)
+    return written_out(bb, x, *norm)
 
 
 def _softmax(log: bool) -> Any:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
-        shape = _shape(x)
+        shape = _shape(x, -1)
         if shape is None or int(call.attrs.axis) % len(shape) != len(shape) - 1:
             return Declined(UNFIT)
         dtype = str(x.ty.dtype)
@@ -130,12 +135,13 @@ def _softmax(log: bool) -> Any:
 def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.nn.layer_norm` over the last axes."""
     x, gamma, beta = call.args
-    shape, attrs = _shape(x), call.attrs
-    count = trailing(attrs.axes, len(shape)) if shape else None
-    if shape is None or count is None or not (_shape(gamma) and _shape(beta)):
+    attrs, rank = call.attrs, int(x.ty.ndim)
+    count = trailing(attrs.axes, rank)
+    shape = None if count is None else _shape(x, rank - count)
+    if shape is None or count is None or not (_shape(gamma, 0) and _shape(beta, 0)):
         given = gamma if attrs.scale else None, beta if attrs.center else None
         return _otherwise(bb, x, attrs.axes, float(attrs.epsilon), True, given)
-    depth, dtype = len(shape) - count, str(x.ty.dtype)
+    depth, dtype = rank - count, str(x.ty.dtype)
 
     def compute(data: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
         def affine(value: Expr, *i: Expr) -> Expr:
@@ -150,11 +156,12 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
 def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.nn.rms_norm` over the last axes."""
     x, gamma = call.args
-    shape = _shape(x)
-    count = trailing(call.attrs.axes, len(shape)) if shape else None
-    if shape is None or count is None or not _shape(gamma):
+    rank = int(x.ty.ndim)
+    count = trailing(call.attrs.axes, rank)
+    shape = None if count is None else _shape(x, rank - count)
+    if shape is None or count is None or not _shape(gamma, 0):
         return _otherwise(bb, x, call.attrs.axes, float(call.attrs.epsilon), False, (gamma, None))
-    depth, dtype = len(shape) - count, str(x.ty.dtype)
+    depth, dtype = rank - count, str(x.ty.dtype)
 
     def compute(data: te.Tensor, scale: te.Tensor) -> te.Tensor:
         def affine(value: Expr, *i: Expr) -> Expr:
@@ -167,15 +174,14 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
 def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> Any:
     x, gamma, beta = call.args
-    shape, attrs = _shape(x), call.attrs
-    rank = int(x.ty.ndim)
+    shape, attrs, rank = _shape(x, 1), call.attrs, int(x.ty.ndim)
     channel, epsilon = int(attrs.channel_axis) % rank, float(attrs.epsilon)
     given = gamma if attrs.scale else None, beta if attrs.center else None
     if rank < 3 or channel != 1 or trailing(attrs.axes, rank) != rank - 2:
         if groups is None:
             return _otherwise(bb, x, attrs.axes, epsilon, True, given, None, channel)
         return Declined("channels that are not the second axis")
-    if shape is None or not (_shape(gamma) and _shape(beta)):
+    if shape is None or not (_shape(gamma, 0) and _shape(beta, 0)):
         return _otherwise(bb, x, attrs.axes, epsilon, True, given, groups, channel)
     groups = groups or shape[1]
     channels, dtype = shape[1] // groups, str(x.ty.dtype)

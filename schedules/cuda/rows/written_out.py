@@ -1,7 +1,7 @@
-"""Norms that no kernel of rows takes, as Relax operators - for types of which TVM's own forms are none.
+"""Norms that no kernel of rows takes, as Relax operators: of rows of an open length, and over axes that are not last.
 
-TVM's layer, group and instance norms abort for float64 and bfloat16, and its RMS norm squares float64 in float32.
-These are of open sizes, and over axes that are not the last:
+TVM's layer, group and instance norms abort for float64 and bfloat16, and are E[x^2] - mu^2 for others; its RMS norm
+squares float64 in float32.
 
     mean = mean(x, axes);  c = x - mean;  y = c * rsqrt(mean(c * c, axes) + eps) * gamma + beta
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 from tvm import relax
 
-WRITTEN_OUT = ("float64", "bfloat16")
 op = relax.op
 
 
