@@ -60,6 +60,31 @@ def test_a_condition_is_a_boolean(operator):
         import_model(made)
 
 
+@pytest.mark.parametrize("trips", [4, None])
+@pytest.mark.parametrize(
+    ("gives", "has"),
+    [
+        (node("Add", ["s", "s"], ["on"]), "type float32"),
+        (node("Shape", ["s"], ["on"]), "type int64"),
+        (node("Constant", [], ["on"], value_float=1.0), "type float32"),
+        (node("Greater", ["three", "s"], ["on"]), r"shape \[3\]"),
+    ],
+)
+def test_what_a_body_goes_on_with_is_one_boolean(gives, has, trips):
+    """A number reached the compiler, which ended in an error of TVM's, or was taken for true."""
+    body = helper.make_graph(
+        [gives, node("Add", ["s", "s"], ["t"])],
+        "body",
+        [value("i", (), INT64), value("go", (), BOOL), value("s", (1,))],
+        [value("on", (), BOOL), value("t", (1,))],
+    )
+    known = {"three": np.zeros(3, np.float32)} | ({} if trips is None else {"n": np.int64(trips)})
+    inputs = [value("x", (1,)), *([value("n", (), INT64)] if trips is None else [])]
+    made = model([node("Loop", ["n", "", "x"], ["y"], body=body)], inputs, [value("y", (1,))], known)
+    with pytest.raises(ModelError, match=f"the condition that its body gives has {has}"):
+        import_model(made)
+
+
 def test_an_if_of_an_input_stays_with_folded_branches():
     then = helper.make_graph(
         [

@@ -20,15 +20,27 @@ def truth(node: onnx.NodeProto, known: np.ndarray[Any, Any]) -> bool:
     """The condition that a body gives, where it is constant.
 
     Raises:
-        ModelError: it is not one number.
+        ModelError: it is not one truth value.
     """
-    if known.size != 1:
-        raise ModelError(
-            f"{node.op_type} cannot go on: the condition that its body gives has shape {list(known.shape)}.",
-            where=f"node '{node_name(node)}'",
-            fix="give one truth value behind each trip",
-        )
+    check_truth(node, np.dtype(known.dtype).name, known.shape)
     return bool(known.reshape(-1)[0])
+
+
+def check_truth(node: onnx.NodeProto, dtype: str, shape: Sequence[Size] | None) -> None:
+    """Refuse a condition that a body gives, of this type and shape, if it is not one truth value.
+
+    Raises:
+        ModelError: it is none.
+    """
+    known = [size for size in shape or () if isinstance(size, int)]
+    if dtype == "bool" and one_element(known):
+        return
+    has = f"type {dtype}" if dtype != "bool" else f"shape {list(shape or ())}"
+    raise ModelError(
+        f"{node.op_type} cannot go on: the condition that its body gives has {has}.",
+        where=f"node '{node_name(node)}'",
+        fix="give one truth value behind each trip",
+    )
 
 
 def first_condition(walk: Walk, node: onnx.NodeProto) -> bool | None:

@@ -15,9 +15,18 @@ from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
-from tvmopt.importer.bodies import first_condition, inside, one_element, reshaped, truth
+from tvmopt.importer.bodies import check_truth, first_condition, inside, one_element, reshaped, truth
 from tvmopt.importer.places import numbered
-from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, node_reads, operator, subgraphs
+from tvmopt.importer.protos import (
+    attributes,
+    describe_type,
+    dtype_name,
+    make_type,
+    node_name,
+    node_reads,
+    operator,
+    subgraphs,
+)
 from tvmopt.importer.walk import Nodes, Walk
 
 ROLLED = "tvmopt: computed trip by trip"
@@ -81,6 +90,8 @@ def roll(walk: Walk, node: onnx.NodeProto, as_they_are: bool = False) -> Nodes |
     if reason:
         walk.problems.append(_refused(node, walk.opsets.get("", 1), reason))
         return []
+    condition = walk.types[names[0]]
+    check_truth(node, dtype_name(condition.tensor_type.elem_type), walk.shape_of_type(condition))
     graph = helper.make_graph(
         inner,
         body.name or "body",
