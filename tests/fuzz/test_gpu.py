@@ -55,6 +55,9 @@ OPEN = {
         [node("ReduceMean", ["x"], ["m"], axes=[1]), node("Sub", ["x", "m"], ["d"]), node("Exp", ["d"], ["y"])],
         {"x": ("n", 1)}, {},
     ),
+    "a product with a vector, of rows that no block divides": (
+        [node("MatMul", ["x", "w"], ["y"])], {"x": (33, "n"), "w": ("n",)}, {},
+    ),
     "rows far from zero": (
         [node("LayerNormalization", ["x", "g", "b"], ["y"])], {"x": ("n", 2, 96)}, {"g": weight(96), "b": weight(96)},
     ),

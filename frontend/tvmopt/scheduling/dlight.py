@@ -13,6 +13,9 @@ from tvmopt.errors import ScheduleError, UnsupportedOp
 from tvmopt.operators.register import ON_CPUS
 from tvmopt.targets import Machine
 
+WRITTEN_BACK = "_write_back"
+"""How TVM's LowerCrossThreadReduction calls the block that writes what threads have added up, behind the sum's name."""
+
 
 def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
     """The function under dlight's first fitting rule, and the rule's name.
@@ -38,8 +41,9 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
             found = rule.apply(func, target, False)
             if found is not None:
                 found = found[0] if isinstance(found, list) else found
-                s_tir.transform.LowerCrossThreadReduction()(found.mod)  # refuses some schedules of Reduction's
-                return found.mod["main"].with_attr("tirx.is_scheduled", True), type(rule).__name__
+                lowered = s_tir.transform.LowerCrossThreadReduction()(found.mod)  # refuses some of Reduction's
+                done = with_guarded_sums(found.mod["main"], lowered["main"])
+                return done.with_attr("tirx.is_scheduled", True), type(rule).__name__
     raise ScheduleError("no GPU schedule fits a kernel.", where=name, fix="please report it with the model")
 
 
@@ -72,6 +76,36 @@ def without_sums_of_one(func: Any) -> Any:
 
     body = structural_map(func.body, (SBlock, value))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def with_guarded_sums(func: Any, lowered: Any) -> Any:
+    """The function, or what it was lowered to, with guards, where TVM would write sums over threads behind a tensor: a
+    block of 16 rows each writes 48 sums of 33 rows. It guards what other blocks write."""
+    from tvm import tirx
+    from tvm.s_tir.stmt import SBlockRealize
+    from tvm_ffi import structural_map, structural_walk
+
+    partial: set[str] = set()
+
+    def look(realize: Any) -> None:
+        if not isinstance(realize.predicate, tirx.IntImm):
+            partial.add(str(realize.block.name_hint) + WRITTEN_BACK)
+
+    structural_walk(func.body, (SBlockRealize, look))
+    found: list[Any] = []
+
+    def guard(realize: Any) -> Any:
+        block = realize.block
+        if str(block.name_hint) not in partial:
+            return realize
+        inside = realize.predicate
+        for axis, value in zip(block.iter_vars, realize.iter_values, strict=True):
+            inside = tirx.And(inside, value < axis.dom.min + axis.dom.extent)
+        found.append(block)
+        return SBlockRealize(realize.iter_values, inside, block)
+
+    body = structural_map(lowered.body, (SBlockRealize, guard))
+    return lowered.with_body(body) if found else func
 
 
 def launches_threads(func: Any) -> bool:
