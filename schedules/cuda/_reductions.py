@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
 
 from tvmopt.schedules.cuda._threads import LINE, fused
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize
 from tvmopt.scheduling.strides import step
 from tvmopt.targets import Machine
 
-WARP = 32
+WARP, FEWEST = 32, 4
+"""Lanes of a warp, and the fewest neighbouring outputs that a block is given in their place: TVM finds no way through
+places in a tensor where a block of 32 ends beyond it."""
+
+
+def _register(kind: type, sign: int) -> None:
+    """Tell TVM that threads may share a maximum, or a minimum, that begins with an infinity: it knows reductions by
+    their beginning, and of these only those that begin with a finite number. It asks at any time and frees what it
+    asks at the very end, where there is no Python any more, so that both functions are held for ever."""
+
+    def combined(a: list[Any], b: list[Any]) -> list[Any]:
+        return [kind(a[0], b[0])]
+
+    def first(values: list[Any]) -> list[Any]:
+        dtype = values[0].ty.dtype
+        return [tirx.infinity(dtype) * tirx.const(sign, dtype)]
+
+    def held(function: Callable[..., Any]) -> Any:
+        made = tvm_ffi.convert(function)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        return made
+
+    tvm.get_global_func("s_tir.schedule.RegisterReducer")(1, held(combined), held(first))
+
+
+_register(tirx.Max, -1)
+_register(tirx.Min, 1)
 
 
 def parts_of(outputs: int, reduced: int, machine: Machine) -> int:
@@ -28,13 +60,16 @@ def parts_of(outputs: int, reduced: int, machine: Machine) -> int:
 
 
 def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, parts: int) -> None:
-    """32 outputs a warp, `parts` warps an output; `last` is `main` or the epilogue behind it.
+    """32 neighbouring outputs, or 16, 8 or 4 that divide their number, with `parts` threads each; `last` is `main` or the
+    epilogue behind it.
 
-    Where a warp is left with fewer outputs than lanes, a copy stands behind the sums: TVM guards what a block writes,
+    Where a block is left with fewer outputs than lanes, a copy stands behind the sums: TVM guards what a block writes,
     and not what a reduction over threads does.
     """
     alone = sch.get(last).name_hint == sch.get(main).name_hint
-    copied = alone and _outputs(sch, main) % WARP != 0
+    lanes = math.gcd(_outputs(sch, main), WARP)
+    lanes = lanes if lanes >= FEWEST else WARP
+    copied = alone and _outputs(sch, main) % lanes != 0
     if copied:
         last, alone = sch.cache_write(main, 0, "local"), False
     loops = sch.get_loops(last)
@@ -47,7 +82,7 @@ def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, par
         spatial, reduced = loops, []
         if not copied:
             sch.set_scope(main, 0, "local")
-    grid, thread = sch.split(fused(sch, spatial), [None, WARP])
+    grid, thread = sch.split(fused(sch, spatial), [None, lanes])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if not alone:
@@ -77,7 +112,7 @@ def find_rows(func: Any) -> RowsProblem | None:
     if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
         return None
     shapes = {row_shape(b) for b in blocks if "R" in b.kinds}
-    if len(shapes) != 1 or None in shapes or any(b.infinite for b in blocks):
+    if len(shapes) != 1 or None in shapes:
         return None
     (found,) = shapes
     assert found is not None

@@ -47,8 +47,6 @@ class BlockFacts:
         guarded: variables that a condition (of a select or if_then_else) depends on other than through data: the
             borders of a pad, the seams of a concatenation.
         trivial: each axis is bound to one loop of its own, in order, without a predicate.
-        infinite: a reduction that begins with an infinity. TVM knows maxima by their beginning, the lowest finite
-            number; others it does not divide among the threads of a GPU.
     """
 
     name: str
@@ -63,7 +61,6 @@ class BlockFacts:
     guarded: frozenset[Any] = frozenset()
     trivial: bool = True
     body: Any = None
-    infinite: bool = False
 
     @property
     def elements(self) -> int:
@@ -196,19 +193,11 @@ def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:
         for extent in buffer.shape:
             _static(extent)
     single = isinstance(block.body, tirx.BufferStore)
-    first = getattr(block.init, "value", None)
     return BlockFacts(
         str(block.name_hint), tuple(v.var for v in block.iter_vars), extents, kinds, tuple(scan.loads),
         Access(block.body.buffer, tuple(block.body.indices)) if single else None,
         scan.calls, scan.operations, dict(block.annotations), frozenset(scan.guarded), trivial, block.body,
-        _is_infinite(first),
     )  # fmt: skip
-
-
-def _is_infinite(first: Any) -> bool:
-    """Whether a value is an infinity; TVM writes that of float16 as a product, `inf * -1`."""
-    factors = [first.a, first.b] if isinstance(first, tirx.Mul) else [first]
-    return any(isinstance(f, tirx.FloatImm) and math.isinf(f.value) for f in factors)
 
 
 _BINARY = (

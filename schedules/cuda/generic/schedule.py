@@ -72,8 +72,7 @@ def _reduction(sch: Any, block: Any, now: BlockFacts, machine: Machine, knobs: K
     outputs = math.prod(now.extents[k] for k in spatial)
     reduced = now.elements // max(outputs, 1)
     contiguous = vector_axis(now, spatial) is not None
-    # TVM aborts on a reduction of one element over threads, and does not divide one that begins with an infinity
-    if now.store is None or not spatial or reduced == 1 or now.infinite:
+    if now.store is None or not spatial or reduced == 1:  # TVM aborts on a reduction of one element over threads
         _thread_an_output(sch, block, now, knobs["threads"])
     elif not contiguous and reduced >= 32:
         _lanes(sch, block, now, knobs["lanes"])

@@ -42,8 +42,6 @@ def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
     if len(reductions) != 1 or len(reductions[0].loads) != 2:
         return None
     main = reductions[0]
-    if main.infinite:
-        return None
     spatial = [k for k, kind in enumerate(main.kinds) if kind == "S"]
     if vector_axis(main, spatial) is None or find_rows(func) or _window.recognise(func, machine, 1):
         return None
