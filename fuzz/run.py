@@ -17,7 +17,7 @@ from fuzz.inputs import OUTSIDE
 from fuzz.once import Options
 from fuzz.shrink import shrink
 from fuzz.sources import DAMAGED, model_bytes
-from fuzz.worker import Worker
+from fuzz.worker import SECONDS, Worker
 
 Progress = Callable[[str], None]
 
@@ -115,7 +115,8 @@ class Run:
         )
 
     def _job(self) -> None:
-        worker = Worker(self.plan.kind in DAMAGED)
+        emulated = self.plan.target.startswith("nvidia-")  # a barrier of 1,024 threads takes it some 50 us
+        worker = Worker(self.plan.kind in DAMAGED, SECONDS * (5 if emulated else 1))
         try:
             while True:
                 with self._lock:

@@ -60,7 +60,7 @@ def parts_of(outputs: int, reduced: int, machine: Machine) -> int:
 
 
 def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, parts: int) -> None:
-    """32 neighbouring outputs, or 16, 8 or 4 that divide their number, with `parts` threads each; `last` is `main` or the
+    """32 neighbouring outputs, or 16, 8 or 4 that divide their number, `parts` threads each; `last` is `main` or the
     epilogue behind it.
 
     Where a block is left with fewer outputs than lanes, a copy stands behind the sums: TVM guards what a block writes,
