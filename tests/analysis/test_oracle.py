@@ -169,6 +169,13 @@ def test_integers_wrap_around() -> None:
     assert found.dtype == np.int8 and found.tolist() == [-56, 6]
 
 
+def test_powers_of_integers_keep_all_digits_beside_negative_ones() -> None:
+    """One negative exponent made float64 of all of them."""
+    nodes = [helper.make_node("Cast", ["x"], ["i"], to=7), helper.make_node("Pow", ["i", "i"], ["y"])]
+    found = Oracle(_model(nodes, {"x": [4]})).run({"x": np.array([15, -2, -1, 0], np.float32)})["y"]
+    assert found.tolist() == [15**15, 0, -1, 1]
+
+
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("k", [-(2**63), -4, 0, 3, 2**63 - 1])
 def test_a_diagonal_as_far_away_as_an_index_goes(k: int, upper: int) -> None:

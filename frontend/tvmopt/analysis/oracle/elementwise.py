@@ -127,8 +127,8 @@ def _pow(call: Call, a: Array, b: Array) -> Result:
     whole = np.power(a.astype(np.int64), np.maximum(b, 0).astype(np.int64)).astype(a.dtype)
     if not (b < 0).any():
         return whole
-    parts = np.power(a.astype(np.float64), np.minimum(b, 0).astype(np.float64))
-    return np.where(b < 0, np.where(a == 0, np.iinfo(a.dtype).min, np.nan_to_num(parts)), whole).astype(a.dtype)
+    parts = np.power(np.where(a == 0, 1, a).astype(np.float64), np.minimum(b, 0).astype(np.float64)).astype(a.dtype)
+    return np.where(b < 0, np.where(a == 0, np.iinfo(a.dtype).min, parts), whole).astype(a.dtype)
 
 
 def _binary(function: Any) -> Operator:
