@@ -16,7 +16,7 @@ from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
@@ -365,3 +365,21 @@ def test_pads_that_cut_do_so_first(mode, pads):
     )  # fmt: skip
     x = np.arange(1, 6, dtype=np.float32)
     np.testing.assert_array_equal(Oracle(made).run({"x": x})["y"], run_ort(made, {"x": x})[0])
+
+
+def test_a_loop_of_more_trips_than_anybody_waits_for_is_not_evaluated() -> None:
+    """The length of a range, divided by a step of 0, made 2^63 trips: the judge never ended."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["t"])], "body",
+        [value("i", (), TensorProto.INT64), value("go", (), TensorProto.BOOL), value("s", (1,))],
+        [value("on", (), TensorProto.BOOL), value("t", (1,))],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Cast", ["n"], ["trips"], to=TensorProto.INT64),
+        helper.make_node("Loop", ["trips", "", "x"], ["y"], body=body),
+    ]
+    oracle, x = Oracle(_model(nodes, {"x": [1], "n": []})), np.ones(1, np.float32)
+    assert oracle.run({"x": x, "n": np.float32(10)})["y"] == 1024
+    with pytest.raises(Unsupported, match="262,144 nodes"):
+        oracle.run({"x": x, "n": np.float32(1e9)})
+    assert oracle.run({"x": x, "n": np.float32(3)})["y"] == 8

@@ -49,6 +49,8 @@ from tvmopt.operators.stored import as_stored
 
 HELD = 1 << 26
 """Bytes of large weights that are held in the working type: a loop's body reads the same ones again."""
+MOST_STEPS = 1 << 18
+"""Nodes of bodies of loops, of all trips of a run: some seconds. A trip count that inputs decide may be 2^63."""
 
 Observe = Callable[[str, Value], "Value | None"]
 """Sees each tensor as it is made; what it returns instead takes its place."""
@@ -94,6 +96,7 @@ class Oracle:
         self.place = ""
         """Which body is evaluated, for which time: the numbers of the subgraphs that were entered on the way there."""
         self._entered: Counter[str] = Counter()
+        self._steps = 0  # nodes of bodies that the run has evaluated
 
     def run(
         self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, observe: Observe | None = None,
@@ -108,11 +111,13 @@ class Oracle:
                 `outputs` then need is computed.
 
         Raises:
-            Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime.
+            Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime; or loops make
+                more trips than anybody waits for.
         """
         wanted = list(outputs if outputs is not None else self.outputs)
         self.place = ""
         self._entered.clear()
+        self._steps = 0
         scope = dict(self.constants)
         for name in {*self.inputs, *self._kinds} & feeds.keys():
             scope[name] = self.value(feeds[name])
@@ -174,6 +179,9 @@ class Oracle:
 
     def subgraph(self, graph: Any, scope: Mapping[str, Value], given: Mapping[str, Value]) -> list[Value]:
         """The outputs of a body of Loop, If or Scan, which sees the tensors around it."""
+        self._steps += 1 + len(graph.node)
+        if self._steps > MOST_STEPS:
+            raise Unsupported(f"its loops compute more than {MOST_STEPS:,} nodes with these inputs")
         inner = {**scope, **{t.name: self._constant(t) for t in graph.initializer}, **given}
         around = self.place
         self._entered[around] += 1
