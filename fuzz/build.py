@@ -53,6 +53,7 @@ ODD_NAMES = (
     "%s{}",
     "lambda",
 )
+CONVOLUTIONS = ("Conv", "ConvInteger", "QLinearConv")
 
 
 class Reject(Exception):
@@ -276,6 +277,8 @@ class Builder:
                 raise Reject(f"{op}: shape {shape}")
             if 0 in shape and not any(v and 0 in v.shape for v in operands):
                 raise Reject(f"{op}: an empty result of operands that are not empty")
+            if 0 in shape[2:] and op in CONVOLUTIONS:
+                raise Reject(f"{op}: no window fits, which onnxruntime refuses")
             results.append(Value(name, kind, shape))
         self.nodes.append(proto)
         for value in results:

@@ -504,3 +504,19 @@ def test_a_condition_of_compress_that_is_no_vector_is_refused(shape: tuple[int, 
     made = model(nodes, [value("x", ("n", 4)), value("c", shape)], [value("y", None)], {"zero": np.float32(0)})
     with pytest.raises(ModelError, match="Compress"):
         tvmopt.compile(made, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("scale", "axis", "says"),
+    [
+        (-3.4e38, 2, "must be positive"), (-2.0, 0, "must be positive"), (3e38, 2, "would be"), (1e9, 0, "would take"),
+        (1e18, 0, "would take"), (3e38, 0, "would take"),
+    ],
+)  # fmt: skip
+def test_a_size_that_63_bits_do_not_hold_is_refused(scale: float, axis: int, says: str) -> None:
+    """onnx's helper refuses it with a ValueError, and so does TVM; and a multiple of an open size may be as large."""
+    scales = np.ones(3, np.float32)
+    scales[axis] = scale
+    made = one("Resize", ["x", "", "s"], {"s": scales}, shape=("n", 4, 5), mode="nearest", opset=18)
+    with pytest.raises(ModelError, match=says):
+        prepare(made)

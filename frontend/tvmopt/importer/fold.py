@@ -16,6 +16,7 @@ inference leaves out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from tvmopt.dims import interval, parse
 from tvmopt.errors import ModelError, UnsupportedOp, last_line
 from tvmopt.importer import blocked, contrib, control, own, places, rules
 from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
@@ -71,6 +73,8 @@ NO_INFERENCE = frozenset({"MeanVarianceNormalization", "GroupNormalization"})
 """Operators of ai.onnx whose result has the type of their first input, which onnx does not infer."""
 
 MOST_AXES = 64
+LARGE_NUMBER = re.compile(r"\d{10}")
+"""In the text of an open size: a multiple that may be beyond what is supported."""
 PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
 """Operators without a schema in onnx whose result has the rows of the first input, and as many columns as `N` says."""
 
@@ -205,14 +209,17 @@ class Folder(Walk):
                 )
             )
 
-    def _open_types(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
-        """Complete the inferred types by what is known of open sizes, in place."""
+    def _open_types(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> str | None:
+        """Complete the inferred types by what is known of open sizes, in place; what contradicts that, if anything."""
         selected_types(self, node, types)
         for name, shape in zip(node.output, open_types(self, node, types), strict=False):
             if name in types and shape is not None:
+                if any(isinstance(size, int) and abs(size) > MOST_ELEMENTS for size in shape):
+                    return self._misfit(node) or f"output '{name}' would be [{', '.join(map(str, shape))}]"
                 types[name] = make_type(types[name].tensor_type.elem_type, shape)
         if normal_domain(node.domain) == "ai.onnx.ml":
             types.update(classic_types(self, node))
+        return None
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
         """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""
@@ -382,12 +389,13 @@ class Folder(Walk):
         return True
 
     def _check_size(self, where: str, types: dict[str, onnx.TypeProto]) -> None:
-        """A tensor above all free memory is a lie of the file, or needs another machine; open sizes count as 1. An axis
-        that 32 bits do not count is refused, however much memory there is: what TVM makes of indices may have them."""
+        """A tensor above all free memory is a lie of the file, or needs another machine; open sizes count as 1, but for
+        large multiples of them. An axis that 32 bits do not count is refused, however much memory there is: what TVM
+        makes of indices may have them."""
         for name, kind in types.items():
             shape = static_shape(kind)
             tensor = kind.tensor_type
-            least = shape if shape is not None else [d.dim_value if d.dim_value > 0 else 1 for d in tensor.shape.dim]
+            least = shape if shape is not None else [self._least(d) for d in tensor.shape.dim]
             size = byte_size(tensor.elem_type, count(least))
             if len(least) > MOST_AXES:
                 text = f"Tensor '{name}' has {len(least)} dimensions; {MOST_AXES} are the most that NumPy has."
@@ -409,6 +417,13 @@ class Folder(Walk):
                         fix="bind smaller shapes, or split the axis in two",
                     )
                 )
+
+    def _least(self, dim: onnx.TensorShapeProto.Dimension) -> int:
+        """How many elements an axis has at least; an open size counts as 1 where it has no number of ten digits."""
+        if dim.dim_value > 0 or not LARGE_NUMBER.search(dim.dim_param) or dim.dim_param.startswith("unk__"):
+            return max(dim.dim_value, 1)
+        low, _ = interval(parse(dim.dim_param), self.symbols.known())
+        return max(1, int(min(low, 1 << 62)))
 
 
 def _in_full(node: onnx.NodeProto) -> onnx.NodeProto:
