@@ -63,7 +63,8 @@ def _affordable(model: onnx.ModelProto, kinds: Sequence[str], valid: bool) -> li
     too, where they may decide how many trips a loop makes: 65504 / 6e-8 or 1 / 0 end in no time that we have."""
     large = any(prod(d.dim_value or 1 for d in v.type.tensor_type.shape.dim) > LARGE for v in inputs_of(model))
     loops = any(node.op_type == "Loop" for node in model.graph.node)
-    left_out = {"edge", "zeros"} if loops else {"edge"} if large else set()
+    powers = any(node.op_type == "Pow" for node in model.graph.node)  # beyond their type what C++ makes of them
+    left_out = {"edge", "zeros"} if loops else {"edge"} if large or powers else set()
     return [kind for kind in kinds if valid or kind not in left_out]
 
 

@@ -72,6 +72,17 @@ def test_strings_and_sequences():
     assert "is a sequence" in refused(made, ModelError)
 
 
+@pytest.mark.parametrize("domain", ["", "ai.onnx.ml"])
+def test_complex_constants(domain):
+    """They reached TVM, which has no such type."""
+    nodes = [node("LinearRegressor", ["c"], ["y"], domain=domain, coefficients=[1.0] * 3)]
+    if not domain:
+        nodes = [node("Identity", ["c"], ["d"]), node("Add", ["d", "c"], ["e"]), node("Cast", ["e"], ["y"], to=1)]
+    made = model(nodes, [value("x", (3,))], [value("y", None)], {"c": np.ones((2, 3), np.complex64)})
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    assert "complex" in refused(made, ModelError)
+
+
 @pytest.mark.parametrize("shape", [(1 << 62, 8), (1 << 41,)])
 def test_an_input_that_no_memory_holds(shape):
     """TVM counts in 64 and 32 bits, which so many elements overflow."""

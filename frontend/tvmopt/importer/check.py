@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 import onnx
+from onnx import TensorProto
 
 from tvmopt.errors import ModelError, UnsupportedOp, collect
 from tvmopt.importer.contrib import HANDLERS as EXPANDED
@@ -38,7 +39,14 @@ OPEN = (
 )
 """Why an operator that the preparation writes out as others may still be there."""
 
-STRINGS = "it works on strings, which TVM lacks"
+LACKING = {
+    "object": ("it works on strings, which TVM lacks", "leave the text part of the model to the caller"),
+    **dict.fromkeys(
+        ("complex64", "complex128"),
+        ("it works on complex numbers, which TVM lacks", "leave the complex part of the model to the caller"),
+    ),
+}
+"""Of element types, by NumPy's names: why no node of them is converted, and what to do."""
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -56,6 +64,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     """The import of a prepared model, or one error with what :func:`check` and the converters refuse."""
     problems: list[ModelError] = list(_problems(model))
     borders = any(not isinstance(p, UnsupportedOp) for p in problems)
+    borders |= any(t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) for t in model.graph.initializer)
     try:
         if not borders:
             imported = _converted(model)
@@ -114,10 +123,9 @@ def _graph_problems(
         supported = has_converter(domain, node.op_type)
         if not supported:
             reason, fix = REASONS.get((domain, node.op_type)) or _unknown(domain, node, opsets)
-        elif any(_is_string(types.get(name)) for name in (*node.input, *node.output)):
-            reason, fix = STRINGS, "leave the text part of the model to the caller"
         else:
-            reason = ""
+            kinds = (_element(types.get(name)) for name in (*node.input, *node.output))
+            reason, fix = next((LACKING[kind] for kind in kinds if kind in LACKING), ("", ""))
         if reason:
             inputs = ", ".join(f"'{i}' {describe_type(types[i])}" for i in node.input if i in types)
             yield UnsupportedOp(
@@ -131,13 +139,10 @@ def _graph_problems(
                 yield from _graph_problems(inner, opsets, types)
 
 
-def _is_string(kind: onnx.TypeProto | None) -> bool:
-    return (
-        kind is not None
-        and kind.HasField("tensor_type")
-        and bool(kind.tensor_type.elem_type)
-        and dtype_name(kind.tensor_type.elem_type) == "object"
-    )
+def _element(kind: onnx.TypeProto | None) -> str:
+    """NumPy's name of the type of a tensor's elements; empty where it is not known."""
+    known = kind is not None and kind.HasField("tensor_type") and kind.tensor_type.elem_type
+    return dtype_name(kind.tensor_type.elem_type) if kind is not None and known else ""
 
 
 def _unknown(domain: str, node: onnx.NodeProto, opsets: dict[str, int]) -> tuple[str, str]:

@@ -421,8 +421,8 @@ class Folder(Walk):
     def _least(self, dim: onnx.TensorShapeProto.Dimension) -> int:
         """How many elements an axis has at least; an open size counts as 1 where it has no number of ten digits."""
         if dim.dim_value > 0 or not LARGE_NUMBER.search(dim.dim_param) or dim.dim_param.startswith("unk__"):
-            return max(dim.dim_value, 1)
-        low, _ = interval(parse(dim.dim_param), self.symbols.known())
+            return max(int(dim.dim_value), 1)
+        low: float = interval(parse(dim.dim_param), self.symbols.known())[0]
         return max(1, int(min(low, 1 << 62)))
 
 
