@@ -1,6 +1,6 @@
 """The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
-range, mutants of valid models, node tests with odd attributes, graphs with open sizes, with a single one, and with
-sizes that values decide."""
+range, mutants of valid models, node tests with odd attributes and absurd constants, graphs with open sizes, with a
+single one, and with sizes that values decide."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from fuzz import opened, typed
+from fuzz.absurd import absurd
 from fuzz.build import BF16, F16, F32, F64, Builder
 from fuzz.cases import SMALL, case, cases, in_type, node_tests, older
 from fuzz.inputs import NUMBERS, feeds_of, inputs_of, kinds_for, numbers_of
@@ -23,9 +24,9 @@ from fuzz.rules import RULES, Rule, found, grow, indexed, integers
 
 KINDS = (
     *("graphs", "mutants", "indices", "integers", "cases", "older", "pairs", "constants", "open", "found", "single"),
-    "odd",
+    *("odd", "absurd"),
 )
-DAMAGED = ("mutants", "odd")
+DAMAGED = ("mutants", "odd", "absurd")
 """Kinds of models that need not be valid."""
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
@@ -55,6 +56,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return pair(index).SerializeToString()
     if kind == "odd":
         return odd(index).SerializeToString()
+    if kind == "absurd":
+        return absurd(index).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
