@@ -510,7 +510,8 @@ def test_a_condition_of_compress_that_is_no_vector_is_refused(shape: tuple[int, 
     ("scale", "axis", "says"),
     [
         (-3.4e38, 2, "must be positive"), (-2.0, 0, "must be positive"), (3e38, 2, "would be"), (1e9, 0, "would take"),
-        (1e18, 0, "would take"), (3e38, 0, "would take"),
+        (1e18, 0, "would take"), (3e38, 0, "would take"), (np.inf, 0, "must be positive"),
+        (np.inf, 2, "must be positive"), (np.nan, 0, "must be positive"),
     ],
 )  # fmt: skip
 def test_a_size_that_63_bits_do_not_hold_is_refused(scale: float, axis: int, says: str) -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.importer.onnx_check import model, ops, random_inputs, run_ort, same, value
 from tvmopt.errors import ModelError
-from tvmopt.importer import load, prepare
+from tvmopt.importer import import_model, load, prepare
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.protos import static_shape
 
@@ -293,3 +293,16 @@ def test_a_tensor_of_nothing_whose_axis_no_memory_holds_is_refused() -> None:
     made = model(nodes, inputs, [value("y", None)], {"to": np.array([2**62])})
     with pytest.raises(ModelError, match="would be"):
         prepare(made)
+
+
+def test_a_constant_that_nobody_waits_for_is_not_folded(monkeypatch):
+    """ONNX's reference counts skips up to 2^63, while an import waited."""
+    monkeypatch.setattr("tvmopt.importer.evaluate.MOST_SECONDS", 0.3)
+    skip = node(
+        "TfIdfVectorizer", ["c"], ["t"], mode="TF", min_gram_length=2, max_gram_length=2, max_skip_count=(1 << 63) - 1,
+        ngram_counts=[0, 4], ngram_indexes=[0, 1, 2], pool_int64s=[2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
+    )  # fmt: skip
+    known = {"c": np.array([1, 1, 3, 3, 3, 7], np.int32)}
+    made = model([skip, node("Add", ["x", "t"], ["y"])], [value("x", (3,))], [value("y", None)], known)
+    with pytest.raises(ModelError, match="TfIdfVectorizer cannot be imported"):
+        import_model(made)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -56,6 +59,29 @@ SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 MOST_ELEMENTS = 1 << 16
 """Limit of inputs and outputs together for operators outside :data:`LINEAR`: they may loop in Python."""
 
+MOST_SECONDS = 5.0
+"""Of processor time for one node: the reference counts to 2^63 where a constant says so."""
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raises a TimeoutError in Python code that takes a processor longer - where a signal can reach it, as in the
+    child process in which models are prepared."""
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
 
 def foldable(node: onnx.NodeProto, inputs: Mapping[str, Array], output_elements: int | None) -> bool:
     """Whether evaluating `node` is deterministic and cheap.
@@ -99,7 +125,7 @@ def evaluate(
     inputs = {n: _widened(a) for n, a in inputs.items()}
     function = helper.make_function("tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)])
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
+        with warnings.catch_warnings(), np.errstate(all="ignore"), _within(MOST_SECONDS):
             warnings.simplefilter("ignore")
             if (own := OWN.get(node.op_type)) is not None:
                 results = [own(node, inputs)]

@@ -67,7 +67,9 @@ def resize(n: Node) -> Shapes | None:
 
 
 def scaled(size: Size, scale: float) -> Size | None:
-    """``floor(size * scale)``; None for an open size and a scale that is no ratio of small integers."""
+    """``floor(size * scale)``; None for an open size and a scale that is no ratio of small integers, or no number."""
+    if not math.isfinite(scale):
+        return None
     if not isinstance(size, Dim):
         return math.floor(size * scale)
     above, below = float(scale).as_integer_ratio()
