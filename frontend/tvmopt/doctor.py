@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
-from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.errors import MissingDependency, TvmoptError, first_line
 from tvmopt.targets.systems import check_here, here
 from tvmopt.texts import whole_number
 
@@ -103,7 +103,7 @@ def _runtime() -> list[Check]:
             Check(
                 "TVM runtime library",
                 "broken",
-                str(error).splitlines()[0],
+                first_line(error),
                 "pip install --force-reinstall apache-tvm==0.27.0.post1",
             )
         ]

@@ -163,6 +163,16 @@ def last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
+def first_line(said: BaseException | str, most: int = 300) -> str:
+    """The first line of a text, or of what an error says - its type where it says nothing -, `most` letters of it.
+
+    >>> first_line("a\\nb"), first_line(ValueError("\\n not so \\n")), first_line(KeyError()), first_line("")
+    ('a', 'not so', 'KeyError', '')
+    """
+    lines = str(said).strip().splitlines()
+    return (lines[0].strip() if lines else type(said).__name__ if isinstance(said, BaseException) else "")[:most]
+
+
 def limit_of(error: BaseException | None, where: str = "") -> InputError | None:
     """The limit of the machine, or of this process, that an exception is due to; None where it is due to none.
 

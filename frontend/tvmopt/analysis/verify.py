@@ -23,7 +23,7 @@ from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.oracle.values import is_real
 from tvmopt.analysis.samples import described
 from tvmopt.dims import is_open, told
-from tvmopt.errors import AccuracyError, TvmoptError
+from tvmopt.errors import AccuracyError, TvmoptError, first_line
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
@@ -336,7 +336,7 @@ class Reference:
         try:
             self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a class of its own for each status code
-            raise TvmoptError(f"onnxruntime: {str(error).splitlines()[0][:200]}") from None
+            raise TvmoptError(f"onnxruntime: {first_line(error, 200)}") from None
         self.names = [o.name for o in self.session.get_outputs()]
         self.inputs = {i.name for i in self.session.get_inputs()}
 
@@ -349,7 +349,7 @@ class Reference:
         try:
             outputs = self.session.run(self.names, {k: v for k, v in feeds.items() if k in self.inputs})
         except Exception as error:  # as above
-            raise TvmoptError(f"onnxruntime: {str(error).splitlines()[0][:200]}") from None
+            raise TvmoptError(f"onnxruntime: {first_line(error, 200)}") from None
         return dict(zip(self.names, outputs, strict=True))
 
 
@@ -378,7 +378,7 @@ def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str
         runs = [[np.asarray(o) for o in evaluator.run(None, feed)] for feed in feeds]
         return f"onnx {onnx.__version__}", [dict(zip(evaluator.output_names, run, strict=True)) for run in runs]
     except Exception as error:  # pure-Python reference implementations raise anything
-        problems.append(f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}")
+        problems.append(f"onnx's reference: {first_line(error, 200)}")
     raise TvmoptError("no reference can run the model: " + "; ".join(problems))
 
 

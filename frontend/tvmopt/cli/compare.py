@@ -18,7 +18,7 @@ from tvmopt.cli.common import (
     words_of,
     written,
 )
-from tvmopt.errors import InputError
+from tvmopt.errors import InputError, first_line
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -158,7 +158,7 @@ def render_result(result: Any) -> None:
                     "",
                     "",
                     "",
-                    row.message.splitlines()[0][:300] if row.message else "",
+                    first_line(row.message),
                 )
             )
         agrees = "agrees" if row.status == "wrong" else ""

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvmopt.cli.common import Terminal, escape
+from tvmopt.errors import first_line
 from tvmopt.texts import printable_line
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Lines:
 
     def measured(self, tuner: Tuner, state: State, record: Record) -> None:
         if record.status in ("crash", "timeout", "wrong"):
-            note = record.note.splitlines()[0] if record.note else ""
+            note = first_line(record.note)
             self._print(f"{state.task.name}: {record.candidate}: {record.status}: {note}")
         if time.monotonic() - self._last >= self.every:
             self._last = time.monotonic()

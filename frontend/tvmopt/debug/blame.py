@@ -25,7 +25,7 @@ from tvmopt.debug.engines import job_of, run_engine
 from tvmopt.debug.records import Blame, CompareResult, Experiment, Repro, Row, Trace
 from tvmopt.debug.reduce import Search, smallest
 from tvmopt.debug.session import Session
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import TvmoptError, first_line
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name
 
@@ -143,7 +143,7 @@ def blame_tvmopt(
         progress(f"{where}: {name}")
         options = {**check.options, **{k: v for k, v in changes.items() if k != "precision"}}
         found = replace(check, options=options, precision=changes.get("precision", check.precision))(path, piece, feeds)
-        tried.append(Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else ""))
+        tried.append(Experiment(name, _verdict(found), first_line(found.text)))
         return not found.fails
 
     def result(kind: str, name: str, text: str) -> Blame:
@@ -272,7 +272,7 @@ def blame_engine(
     tried = []
     for name, other in _settings(check):
         found = other(path, piece, feeds)
-        tried.append(Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else ""))
+        tried.append(Experiment(name, _verdict(found), first_line(found.text)))
         if not found.fails:
             kind = "precision" if "precision" in name else "engine"
             return Blame(kind, name, f"{check.job.engine} computes {where} rightly with {name}", tuple(tried))

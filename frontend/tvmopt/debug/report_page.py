@@ -21,7 +21,7 @@ from tvmopt.debug import html as comparison_html
 from tvmopt.debug.compare import compare
 from tvmopt.debug.records import CompareResult
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError, TvmoptError
+from tvmopt.errors import InputError, TvmoptError, first_line
 from tvmopt.files import check_writable, write_text
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import is_artifact, read_manifest
@@ -121,7 +121,7 @@ class _Sections:
         try:
             self.parts[heading] = make()
         except TvmoptError as error:
-            self.left_out[heading] = error.what.splitlines()[0]
+            self.left_out[heading] = first_line(error.what)
 
     def profiled(self, file: Path, threads: int | None, duration: float, tell: Progress) -> Profile | None:
         """The profile, where this machine can run the code."""
@@ -129,7 +129,7 @@ class _Sections:
         try:
             return profile(file, threads=threads, seconds=duration)
         except TvmoptError as error:
-            self.left_out["Profile and memory"] = error.what.splitlines()[0]
+            self.left_out["Profile and memory"] = first_line(error.what)
             return None
 
     def comparison(
@@ -147,7 +147,7 @@ class _Sections:
                 values=values or manifest.values, threads=threads, layers=True, bisect=False, progress=tell,
             )  # fmt: skip
         except TvmoptError as error:
-            self.left_out["Comparison"] = error.what.splitlines()[0]
+            self.left_out["Comparison"] = first_line(error.what)
             return None
         self.parts["Comparison"] = re.sub(r"<(/?)h2>", r"<\1h3>", comparison_html.body(found))
         return found

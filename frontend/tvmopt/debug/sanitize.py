@@ -12,7 +12,7 @@ from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.fold import GROWTH, fold_model
 from tvmopt.debug.graph import SMALL, infer_types, needed, skeleton, value_info, weights_of
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError, ModelError
+from tvmopt.errors import InputError, ModelError, first_line
 from tvmopt.files import check_writable
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
@@ -91,7 +91,7 @@ def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, list[s
     try:
         data = isolated(lambda: version_converter.convert_version(slim, opset).SerializeToString(), "opset conversion")
     except (ModelError, RuntimeError) as error:
-        text = str(error).splitlines()[0][:300]
+        text = first_line(error)
         raise ModelError(
             f"The model cannot be converted to opset {opset}: {text}",
             where=f"opset {old}",

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from tvmopt.errors import ModelError, collect
+from tvmopt.errors import ModelError, collect, first_line
 from tvmopt.importer.external import LARGE, load_external
 from tvmopt.importer.inside import without_weights
 from tvmopt.importer.maps import maps, without_maps
@@ -125,8 +125,7 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except (DecodeError, RecursionError, ValueError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"This is not an ONNX protobuf: {reason}.", where=path, fix=DAMAGED) from None
+        raise ModelError(f"This is not an ONNX protobuf: {first_line(error)}.", where=path, fix=DAMAGED) from None
     if not model.HasField("graph"):
         raise ModelError("The protobuf holds no graph.", where=path, fix=DAMAGED)
     return model

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.children import Progress
-from tvmopt.errors import TuningError, TvmoptError
+from tvmopt.errors import TuningError, TvmoptError, first_line
 from tvmopt.files import make_folder
 from tvmopt.nightly.history import Change, Entry, KernelFigures, changes
 from tvmopt.nightly.plan import Job, Plan
@@ -133,7 +133,7 @@ def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
         status = "slower" if any(c.slower for c in found) else "ok"
         return replace(entry, changes=tuple(found), status=status)
     except TvmoptError as error:
-        return replace(entry, status="failed", note=str(error).splitlines()[0])
+        return replace(entry, status="failed", note=first_line(error))
 
 
 def _confirmed(first: list[Change], second: list[Change]) -> list[Change]:

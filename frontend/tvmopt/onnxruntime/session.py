@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import TvmoptError, first_line
 from tvmopt.importer.maps import maps
 from tvmopt.onnxruntime.exceptions import (
     Fail,
@@ -301,7 +301,7 @@ class InferenceSession(Refusing):
                 as_theirs(error)
                 raise
             self._other = self._foreign()
-            what = error.what.splitlines()[0]
+            what = first_line(error.what)
             print(f"tvmopt: {self._variants.title} runs in onnxruntime: {what}", file=sys.stderr, flush=True)
             return None
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmopt.errors import ModelError, reason
+from tvmopt.errors import ModelError, first_line, reason
 from tvmopt.quantization.data import Array, Feeds
 from tvmopt.quantization.records import Layer
 
@@ -34,7 +34,7 @@ def session(model: onnx.ModelProto) -> Any:
     try:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever onnxruntime raises
-        told = f"onnxruntime cannot load the model: {reason(error).splitlines()[0][:300]}"
+        told = f"onnxruntime cannot load the model: {first_line(reason(error))}"
         raise ModelError(told, fix="try the other --method, or --exclude the nodes that it names") from error
 
 

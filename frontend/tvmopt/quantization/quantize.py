@@ -23,7 +23,7 @@ from onnx import numpy_helper
 from tvmopt.analysis.metrics import QUANTIZATION
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
-from tvmopt.errors import AccuracyError, InputError, ModelError, reason
+from tvmopt.errors import AccuracyError, InputError, ModelError, first_line, reason
 from tvmopt.files import atomic_write, check_path, check_writable
 from tvmopt.importer.load import load
 from tvmopt.importer.shapes import bind_shapes, real_inputs
@@ -343,7 +343,7 @@ def _simplified(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
             disabled_optimizers=["MatMulAddFusion"],  # a node's name must stay what --exclude knows
         )  # fmt: skip
     except Exception as error:  # whatever onnxruntime raises
-        told = f"onnxruntime cannot load the model: {reason(error).splitlines()[0][:300]}"
+        told = f"onnxruntime cannot load the model: {first_line(reason(error))}"
         raise ModelError(told, fix="repair the model, or export it again") from error
     return onnx.load(options.optimized_model_filepath)
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import ArtifactError, InputError, MissingDependency
+from tvmopt.errors import ArtifactError, InputError, MissingDependency, first_line
 from tvmopt.runtime import elf, pool
 from tvmopt.runtime.cores import Cores
 from tvmopt.runtime.quicken import names_looked_up, quicken
@@ -175,7 +175,7 @@ def load_library(data: bytes | memoryview, where: str) -> Any:
             except Exception as error:  # tvm_ffi raises RuntimeError, or the class that C++ named
                 problem = error
     raise ArtifactError(
-        f"the library cannot be loaded: {str(problem).splitlines()[0] if problem else 'no temporary folder'}",
+        f"the library cannot be loaded: {first_line(problem) if problem else 'no temporary folder'}",
         where=where,
         fix="compile the model again on this machine; a folder that allows execution must be in TMPDIR",
     )

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.errors import InputError, TvmoptError
+from tvmopt.errors import InputError, TvmoptError, first_line
 from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model, load
 from tvmopt.serving.alone import Alone
@@ -232,7 +232,7 @@ class Repository:
             encoder = self._encoder(name, file)
             _call_once(model)
         except (TvmoptError, OSError) as error:
-            told = error.what.splitlines()[0] if isinstance(error, TvmoptError) else str(error)
+            told = first_line(error.what if isinstance(error, TvmoptError) else error)
             if isinstance(error, TvmoptError) and error.fix:
                 told = f"{told.removesuffix('.')} ({error.fix})"
             self._tell(f"{name} {version} cannot be loaded: {told}")

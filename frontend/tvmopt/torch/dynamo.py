@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import InputError, ModelError, TvmoptError
+from tvmopt.errors import InputError, ModelError, TvmoptError, first_line
 from tvmopt.torch.export import export, import_torch
 from tvmopt.torch.graph import Graph
 from tvmopt.variants import Variants
@@ -206,7 +206,7 @@ def _eager(graph: Any, error: TvmoptError, options: Mapping[str, Any]) -> Any:
         raise error
     if not options["quiet"]:
         fix = f" ({error.fix})" if error.fix else ""
-        tell(f"tvmopt: a graph runs in PyTorch: {error.what.splitlines()[0]}{fix}")
+        tell(f"tvmopt: a graph runs in PyTorch: {first_line(error.what)}{fix}")
     return graph.forward
 
 

@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import TuningError, TvmoptError, collect, reason
+from tvmopt.errors import TuningError, TvmoptError, collect, first_line, reason
 from tvmopt.files import read_plain
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.replay import Replay
@@ -252,7 +252,7 @@ class RecordLookup:
         try:
             take()
         except TuningError as error:
-            self.warnings.append(f"tuning records not used: {str(error).splitlines()[0]}")
+            self.warnings.append(f"tuning records not used: {first_line(error)}")
 
     def __call__(self, func: Any, family: Any, shape: Any) -> dict[str, int] | Replay | None:
         """The recorded knobs or trace, if there are any and they still are in the family's space."""

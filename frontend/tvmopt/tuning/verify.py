@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmopt.errors import TuningError
+from tvmopt.errors import TuningError, first_line
 from tvmopt.targets import Machine
 from tvmopt.tuning.logs import pruned, read_log_file
 from tvmopt.tuning.record import Record, fingerprint, tvm_version
@@ -90,4 +90,4 @@ def _one(record: Record, module: str | None, machine: Machine, runner: object) -
         return "not checked", error.what
     outcome = next(iter(runner.measure(task, [record.candidate], 1.0)))
     verdict = {"ok": "right", "wrong": "wrong"}.get(outcome.status, "broken")
-    return verdict, outcome.note.splitlines()[0] if outcome.note else ""
+    return verdict, first_line(outcome.note)

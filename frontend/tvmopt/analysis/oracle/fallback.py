@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.oracle.values import KEPT, ROUNDS, Call, Unsupported, Value, is_real
+from tvmopt.errors import first_line
 
 CONTROL = frozenset({"Loop", "If"})
 """Operators whose bodies see the tensors around them."""
@@ -110,7 +111,7 @@ class Fallback:
             try:
                 found = runner(call, domain, values, doubles)
             except Exception as error:  # foreign code raises anything; the next implementation is asked
-                problems.append(str(error).splitlines()[0][:200] if str(error) else type(error).__name__)
+                problems.append(first_line(error, 200))
                 continue
             if not doubles:
                 self._note(f"{call.op} was evaluated in the model's own types")
