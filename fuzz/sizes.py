@@ -15,7 +15,7 @@ import onnx
 
 from fuzz.engine import compiled
 from fuzz.inputs import OUTSIDE, Feeds, bound, feeds_of, has_range, inputs_of, kinds_for, numbers_of
-from fuzz.once import Finding, Options, Outcome, refused, run_once, told
+from fuzz.once import SCARCE, Finding, Options, Outcome, refused, run_once, told
 from fuzz.reference import Reference, Unable
 from fuzz.verdict import verdicts_of
 from tvmopt.dims import identifier
@@ -238,7 +238,8 @@ def wrongly_answered(engine: Any, feeds: Feeds) -> str:
     try:
         engine.run(feeds)
     except InputError as error:
-        return "" if engine.calls == before else f"refused after kernels had run: {error.what}"
+        early = engine.calls == before or SCARCE in error.what
+        return "" if early else f"refused after kernels had run: {error.what}"
     except Exception as error:
         return told(error)
     return "accepted"

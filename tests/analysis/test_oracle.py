@@ -383,3 +383,14 @@ def test_a_loop_of_more_trips_than_anybody_waits_for_is_not_evaluated() -> None:
     with pytest.raises(Unsupported, match="262,144 nodes"):
         oracle.run({"x": x, "n": np.float32(1e9)})
     assert oracle.run({"x": x, "n": np.float32(3)})["y"] == 8
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_a_window_far_larger_than_its_image(indices: bool) -> None:
+    """Its 2^40 places were looked at one by one; those of a few lie inside the image."""
+    window = {"kernel_shape": [(1 << 20) + 1] * 2, "pads": [1 << 19] * 4}  # three by two of them, each with all pixels
+    pool = helper.make_node("MaxPool", ["x"], ["y", "i"] if indices else ["y"], **window)
+    x = np.random.default_rng(0).standard_normal((1, 1, 3, 2)).astype(np.float32)
+    found = Oracle(_model([pool], {"x": [1, 1, 3, 2]})).run({"x": x}, ["y", "i"] if indices else ["y"])
+    np.testing.assert_array_equal(found["y"], np.full((1, 1, 3, 2), x.max()))
+    assert not indices or (found["i"] == x.argmax()).all()

@@ -129,6 +129,10 @@ DAMAGED = {
         for name in ("pads", "strides", "dilations")
     },
     "ConvTranspose": (one_node("ConvTranspose", (1, 2, 9, 9), CONV, {}), "channels do not match"),
+    "ConvTranspose padding": (
+        one_node("ConvTranspose", (1, 3, 9, 9), CONV, {"output_padding": [1, (1 << 63) - 1], "output_shape": [10, 8]}),
+        "output_padding are",
+    ),
     "Gemm C": (one_node("Gemm", (3, 4), {"b": ones(4, 5), "c": ones(4)}, {}), "does not broadcast"),
     "BatchNorm": (
         one_node("BatchNormalization", (1, 4, 3), {"s": ones(4), "b": ones(4), "m": ones(3), "v": ones(4)}, {}),

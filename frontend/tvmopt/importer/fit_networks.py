@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
-from tvmopt.importer.protos import count
+from tvmopt.importer.protos import MOST_ELEMENTS, count
 from tvmopt.importer.windows import POOLS, windows
 
 Shape = tuple[int, ...]
@@ -62,6 +62,8 @@ def _window_lists(given: Given, n: int) -> Texts:
         found = given.attrs.get(name)
         if found and len(found) != wanted:
             yield f"it has {len(found)} {name} for {n} axes of the image"
+        elif found and max(map(abs, found)) > MOST_ELEMENTS:
+            yield f"its {name} are {list(found)}; at most {MOST_ELEMENTS} elements of an axis are supported"
 
 
 def _small_enough(given: Given, shape: Sequence[int | None], kernel: Shape) -> Texts:

@@ -155,7 +155,8 @@ def conv_transpose(call: Call, x: Array, w: Array, bias: Array | None = None) ->
     parts = np.matmul(b.swapaxes(1, 2)[None], a).reshape(n, m, *kernel, *sizes)
     size = [max(f, b + o) for f, b, o in zip(full, before, outputs, strict=True)]
     out = np.zeros((n, m, *size), parts.dtype)
-    for tap in product(*map(range, kernel)):
+    every_tap = (_taps(*one) for one in zip(kernel, strides, dilations, before, outputs, sizes, strict=True))
+    for tap in product(*every_tap):
         every = zip(tap, dilations, sizes, strides, strict=True)
         into: Index = (..., *(slice(t * d, t * d + (k - 1) * s + 1, s) for t, d, k, s in every))
         taken: Index = (slice(None), slice(None), *tap)
@@ -187,6 +188,12 @@ def _transposed_frame(call: Call, sizes: list[int], strides: list[int], full: li
     return [t - t // 2 for t in total], outputs
 
 
+def _taps(kernel: int, stride: int, dilation: int, before: int, number: int, size: int) -> range:
+    """The places of a window that lie inside the image in one of `number` windows: of a window of 2^20 few do."""
+    first = max(0, -(((number - 1) * stride - before) // dilation))
+    return range(first, min(kernel, (size - 1 + before) // dilation + 1))
+
+
 def _slide(x: Array, combine: np.ufunc, fill: float, frame: tuple[list[int], ...]) -> Array:
     """`combine` over the elements of each window that lie inside the image, one axis after the other."""
     for i, (kernel, stride, dilation, before, number) in enumerate(zip(*frame, strict=True)):
@@ -194,7 +201,7 @@ def _slide(x: Array, combine: np.ufunc, fill: float, frame: tuple[list[int], ...
         x = np.moveaxis(x, axis, 0)
         out = np.full((number, *x.shape[1:]), fill, x.dtype)
         at = np.arange(number) * stride - before
-        for tap in range(kernel):
+        for tap in _taps(kernel, stride, dilation, before, number, x.shape[0]):
             inside = np.nonzero((at + tap * dilation >= 0) & (at + tap * dilation < x.shape[0]))[0]
             if inside.size:
                 rows = slice(inside[0], inside[-1] + 1)
@@ -228,7 +235,8 @@ def _with_indices(call: Call, x: Array) -> Result:
     best = np.full((*x.shape[:2], *outputs), -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min, x.dtype)
     nowhere = np.iinfo(np.int64).max
     place = np.full(best.shape, nowhere)
-    for tap in product(*map(range, kernel)):
+    every_tap = (_taps(*one) for one in zip(kernel, strides, dilations, before, outputs, sizes, strict=True))
+    for tap in product(*every_tap):
         every = zip(outputs, strides, tap, dilations, before, strict=True)
         at = np.meshgrid(*(np.arange(o) * s + t * d - b for o, s, t, d, b in every), indexing="ij")
         inside = np.logical_and.reduce([(a >= 0) & (a < n) for a, n in zip(at, sizes, strict=True)])
