@@ -109,6 +109,17 @@ def detector():
     return model(nodes, [value("x", (1, 60, 16))], outputs, weights)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_a_box_of_a_negative_size_overlaps_none(tmp_path, threshold):
+    """Its corners changed places, so that it had the size without the sign."""
+    select = node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "least"], ["y"], center_point_box=1)
+    weights = {"most": np.array([20]), "iou": np.float32([threshold]), "least": np.float32([-9])}
+    inputs = [value("boxes", (1, 20, 4)), value("scores", (1, 1, 20))]
+    cases = [{"boxes": floats(i, 1, 20, 4), "scores": floats(i + 9, 1, 1, 20)} for i in range(4)]
+    assert all((feeds["boxes"][..., 2:] < 0).any() for feeds in cases)
+    agrees(model([select], inputs, [value("y", (None, 3), INT64)], weights), tmp_path, cases)
+
+
 def test_boxes_that_a_model_selects_itself(tmp_path):
     cases = [{"x": floats(i, 1, 60, 16) * np.float32(scale)} for i, scale in enumerate((1, 0.3, 2, 0))]
     loaded = agrees(detector(), tmp_path, cases)

@@ -37,7 +37,7 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
         return const(np.zeros((0, 3)), "int64")
     if attrs.get("center_point_box", 0):
         centre, size = b.slice(boxes, 2, 0, 2), b.slice(boxes, 2, 2, 4)
-        half = b.mul(size, 0.5)
+        half = b.mul(b.maximum(size, 0.0), 0.5)  # one of a negative size overlaps none, as in onnxruntime
         boxes = b.concat([b.sub(centre, half), b.add(centre, half)], 2)
     found = b.emit(
         suppress_boxes(b.cast(boxes, "float32"), b.cast(scores, "float32"), min(limit, MOST), iou, threshold)
