@@ -72,6 +72,16 @@ def test_strings_and_sequences():
     assert "is a sequence" in refused(made, ModelError)
 
 
+def test_a_constant_text_that_becomes_a_number():
+    """It reached TVM, which has no such type."""
+    nodes = [
+        node("Constant", [], ["c"], value_string="1"), node("CastLike", ["c", "x"], ["d"]),
+        node("Less", ["x", "d"], ["y"]),
+    ]  # fmt: skip
+    made = model(nodes, [value("x", (3,))], [value("y", None, TensorProto.BOOL)])
+    assert "strings" in refused(made, ModelError)
+
+
 @pytest.mark.parametrize("domain", ["", "ai.onnx.ml"])
 def test_complex_constants(domain):
     """They reached TVM, which has no such type."""

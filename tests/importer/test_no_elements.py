@@ -123,3 +123,13 @@ def test_the_mean_of_no_elements_beside_an_open_size_is_no_number() -> None:
     )
     assert found["y"].shape == (2, 0, 3)
     assert found["mean"].shape == found["inverse"].shape == (2, 1, 1) and np.isnan(found["mean"]).all()
+
+
+@pytest.mark.parametrize(("shape", "axis"), [(("n", 0), 0), (("n", 0), 1), (("n", 3, 0), 1), (("n", 0, 3), 1)])
+def test_sums_along_an_axis_of_no_elements(shape: tuple[Any, ...], axis: int) -> None:
+    """TVM divides by how many lie behind the axis."""
+    nodes = [node("CumSum", ["x", "axis"], ["y"])]
+    made = model(nodes, [value("x", shape)], [value("y", None)], {"axis": np.array(axis)})
+    compiled = tvmopt.compile(made, verify=False)
+    x = zeros(*(4 if size == "n" else size for size in shape))
+    assert compiled.model.run({"x": x})["y"].shape == x.shape

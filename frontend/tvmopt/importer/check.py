@@ -47,6 +47,8 @@ LACKING = {
     ),
 }
 """Of element types, by NumPy's names: why no node of them is converted, and what to do."""
+NO_CONSTANTS = (TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+"""Types of which TVM makes no constants."""
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -64,7 +66,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     """The import of a prepared model, or one error with what :func:`check` and the converters refuse."""
     problems: list[ModelError] = list(_problems(model))
     borders = any(not isinstance(p, UnsupportedOp) for p in problems)
-    borders |= any(t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) for t in model.graph.initializer)
+    borders |= any(t.data_type in NO_CONSTANTS for t in model.graph.initializer)
     try:
         if not borders:
             imported = _converted(model)

@@ -46,6 +46,11 @@ def sizes(expr: relax.Expr) -> tuple[Any, ...] | None:
     return tuple(map(plain, shape.values))
 
 
+def is_empty(shape: Sequence[Any] | None) -> bool:
+    """Whether a size is known to be 0."""
+    return any(isinstance(d, int) and d == 0 for d in shape or ())
+
+
 def is_open(shape: Sequence[Any]) -> bool:
     """Whether a size of a shape is known at run time only."""
     return any(not isinstance(d, int) for d in shape)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvmopt.lowering.common import flat, static_shape
+from tvmopt.lowering.common import flat, is_empty, sizes, static_shape
 from tvmopt.lowering.loops import load, loop, seq, store
 from tvmopt.schedules.cpu.rows.norm import row_kernel
 from tvmopt.schedules.cpu.rows.program import Row
@@ -66,11 +66,13 @@ def program(
 
 
 def scan(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-    """`R.cumsum` or `R.cumprod`, static and not empty."""
+    """`R.cumsum` or `R.cumprod`, static."""
     x, out = call.args[0], str(call.ty.dtype)
     shape, dtype = static_shape(x), str(x.ty.dtype)
-    if not shape or 0 in shape or dtype not in (*DTYPES, "bool") or out not in DTYPES:
-        return Declined(f"an open or empty shape, or the type {dtype}")
+    if is_empty(sizes(x)):  # TVM divides by the elements of an axis
+        return relax.op.zeros(call.ty.shape, out)
+    if not shape or dtype not in (*DTYPES, "bool") or out not in DTYPES:
+        return Declined(f"an open shape, or the type {dtype}")
     combine, start = SCANS[call.op.name]
     axis = call.attrs.axis
     first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)

@@ -21,7 +21,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, flat, is_open, sizes, trailing
+from tvmopt.lowering.common import call_fusable, flat, is_empty, is_open, sizes, trailing
 from tvmopt.schedules.cuda.rows.written_out import written_out
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -107,14 +107,14 @@ def source(bb: relax.BlockBuilder, x: Any) -> Any:
 def _shape(x: Any, known: int) -> tuple[Any, ...] | None:
     """The sizes of a tensor of numbers, from axis `known` on all known; else None."""
     shape = sizes(x)
-    fits = shape and not is_open(shape[known:]) and not any(d == 0 for d in shape if isinstance(d, int))
+    fits = shape and not is_open(shape[known:]) and not is_empty(shape)
     return shape if fits and str(x.ty.dtype) in FLOATS else None
 
 
 def _otherwise(bb: relax.BlockBuilder, x: Any, *norm: Any) -> Any:
     """A norm of another form than this family's."""
     shape = sizes(x)
-    if shape is None or any(d == 0 for d in shape if isinstance(d, int)) or str(x.ty.dtype) not in FLOATS:
+    if shape is None or is_empty(shape) or str(x.ty.dtype) not in FLOATS:
         return Declined(UNFIT)
     return written_out(bb, x, *norm)
 

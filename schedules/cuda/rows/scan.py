@@ -22,7 +22,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmopt.lowering.common import OPAQUE, flat
+from tvmopt.lowering.common import OPAQUE, flat, is_empty, sizes
 from tvmopt.lowering.loops import everything, load, store
 from tvmopt.schedules.cuda._tir import Expr, GridProgram, barrier, local, seq, when
 from tvmopt.scheduling.family import Declined
@@ -44,13 +44,15 @@ TYPES = {"float16": "float32", "bfloat16": "float32", "bool": "int64"}
 def scan(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.cumsum` or `R.cumprod`; sizes may be open."""
     x, out = call.args[0], str(call.ty.dtype)
-    sizes = list(x.ty.shape.values) if isinstance(x.ty.shape, relax.ShapeExpr) else None
-    if sizes is None or any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in sizes):
-        return Declined("no known axes, or no elements")
+    shape = sizes(x)
+    if shape is None:
+        return Declined("no known axes")
+    if is_empty(shape):
+        return relax.op.zeros(call.ty.shape, out)
     one, name = _Scan(*SCANS[call.op.name], str(x.ty.dtype), out, bool(call.attrs.exclusive)), call.op.name[6:]
     axis = call.attrs.axis
-    first, after = (0, len(sizes)) if axis is None else (int(axis) % len(sizes), int(axis) % len(sizes) + 1)
-    outer, length, inner = prod(sizes[:first]), prod(sizes[first:after]), prod(sizes[after:])
+    first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)
+    outer, length, inner = prod(shape[:first]), prod(shape[first:after]), prod(shape[after:])
     if _below(inner, 2):
         result = _rows(bb, one, flat(bb, x, (outer, length)), outer, length, name)
     elif _below(outer * inner, FEW_ROWS) and not _below(length, SHORT):
