@@ -394,3 +394,20 @@ def test_a_window_far_larger_than_its_image(indices: bool) -> None:
     found = Oracle(_model([pool], {"x": [1, 1, 3, 2]})).run({"x": x}, ["y", "i"] if indices else ["y"])
     np.testing.assert_array_equal(found["y"], np.full((1, 1, 3, 2), x.max()))
     assert not indices or (found["i"] == x.argmax()).all()
+
+
+@pytest.mark.parametrize(("stride", "pads"), [(1, [0, 0]), (2, [0, 0]), (3, [1, 1]), (2, [4, 0])])
+@pytest.mark.parametrize(("size", "kernel"), [(1, 1), (1, 5), (2, 5), (5, 2), (5, 5)])
+def test_a_transposed_convolution_uses_all_its_weights(size: int, kernel: int, stride: int, pads: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 2, size)), rng.standard_normal((2, 3, kernel))
+    whole = np.zeros((1, 3, (size - 1) * stride + kernel))
+    for i in range(size):
+        whole[..., i * stride : i * stride + kernel] += np.einsum("nc,cok->nok", x[..., i], w)
+    expected = whole[..., pads[0] : whole.shape[-1] - pads[1]]
+    if not expected.shape[-1]:
+        return
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[stride], pads=pads)
+    oracle = Oracle(_model([node], {"x": [1, 2, size]}, w=w.astype(np.float32)))
+    found = oracle.run({"x": x.astype(np.float32)})["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -155,8 +155,7 @@ def conv_transpose(call: Call, x: Array, w: Array, bias: Array | None = None) ->
     parts = np.matmul(b.swapaxes(1, 2)[None], a).reshape(n, m, *kernel, *sizes)
     size = [max(f, b + o) for f, b, o in zip(full, before, outputs, strict=True)]
     out = np.zeros((n, m, *size), parts.dtype)
-    every_tap = (_taps(*one) for one in zip(kernel, strides, dilations, before, outputs, sizes, strict=True))
-    for tap in product(*every_tap):
+    for tap in product(*map(range, kernel)):
         every = zip(tap, dilations, sizes, strides, strict=True)
         into: Index = (..., *(slice(t * d, t * d + (k - 1) * s + 1, s) for t, d, k, s in every))
         taken: Index = (slice(None), slice(None), *tap)
