@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from tvmopt.lowering.common import Symbols, operand_types, sizes, static_shape
+from tvmopt.lowering.common import Symbols, is_empty, operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
 from tvmopt.operators.caches import ATTEND, depth_of, places_of, scores_of, stored_as
@@ -170,7 +170,7 @@ def plan_of(call: relax.Call, machine: Machine, shapes: Sequence[Any] | None = N
         shapes: of the operands, for a kernel that takes open sizes; left out: open sizes are declined.
     """
     shapes = [static_shape(a) for a in call.args] if shapes is None else shapes
-    if any(s is None or len(s) != 4 or any(isinstance(d, int) and d == 0 for d in s) for s in shapes):
+    if any(s is None or len(s) != 4 or is_empty(s) for s in shapes):
         return Declined("an open or empty shape")
     if not all(isinstance(d, int) for s in shapes[:3] for d in s[2:]):
         return Declined("an open number of heads, or an open depth")

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator
 
 import onnx
-from onnx import TensorProto
 
 from tvmopt.errors import ModelError, UnsupportedOp, collect
 from tvmopt.importer.contrib import HANDLERS as EXPANDED
@@ -46,9 +45,7 @@ LACKING = {
         ("it works on complex numbers, which TVM lacks", "leave the complex part of the model to the caller"),
     ),
 }
-"""Of element types, by NumPy's names: why no node of them is converted, and what to do."""
-NO_CONSTANTS = (TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
-"""Types of which TVM makes no constants."""
+"""Of element types that TVM lacks, by NumPy's names: why no node of them is converted, and what to do."""
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -66,7 +63,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     """The import of a prepared model, or one error with what :func:`check` and the converters refuse."""
     problems: list[ModelError] = list(_problems(model))
     borders = any(not isinstance(p, UnsupportedOp) for p in problems)
-    borders |= any(t.data_type in NO_CONSTANTS for t in model.graph.initializer)
+    borders |= any(dtype_name(t.data_type) in LACKING for t in model.graph.initializer)  # of no use to TVM
     try:
         if not borders:
             imported = _converted(model)
@@ -102,7 +99,7 @@ def _problems(model: onnx.ModelProto) -> Iterator[ModelError]:
                 text = f"{role} '{value.name}' is a {kind}, not a tensor."
                 fix = "split it into tensors before exporting"
                 yield ModelError(text, where=f"{role.lower()} '{value.name}'", fix=fix)
-            elif kind.startswith(("string", "complex")):
+            elif _element(value.type) in LACKING:
                 text = f"{role} '{value.name}' is {kind}; TVM has no such element type."
                 fix = "leave the text or complex part of the model to the caller"
                 yield ModelError(text, where=f"{role.lower()} '{value.name}'", fix=fix)

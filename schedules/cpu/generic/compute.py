@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import is_open, same_size, sizes
+from tvmopt.lowering.common import is_empty, is_open, same_size, sizes
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -79,8 +79,7 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int) -> Any:
 def _shape(call: relax.Call) -> tuple[Any, ...] | None:
     """The shape of the data, open sizes as TVM's expressions; None where no kernel is written for it."""
     shape = sizes(call.args[0])
-    empty = any(isinstance(d, int) and d == 0 for d in shape or ())
-    return shape if shape and not empty and all(str(a.ty.dtype) in FLOATS for a in call.args) else None
+    return shape if shape and not is_empty(shape) and all(str(a.ty.dtype) in FLOATS for a in call.args) else None
 
 
 def _normalised(

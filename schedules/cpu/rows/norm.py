@@ -21,7 +21,16 @@ from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
-from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
+from tvmopt.lowering.common import (
+    OUT_ELEMENTWISE_FUSABLE,
+    Symbols,
+    flat,
+    is_empty,
+    same_size,
+    same_sizes,
+    sizes,
+    trailing,
+)
 from tvmopt.lowering.loops import INDEX, NANOSECONDS, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu.rows import across
@@ -224,8 +233,7 @@ def reduce_program(kind: str) -> Program:
 def _float_shape(expr: Any) -> tuple[Any, ...] | None:
     """The shape of a float32 tensor that is not empty; sizes of it may be open."""
     shape = sizes(expr)
-    empty = any(isinstance(d, int) and d == 0 for d in shape or ())
-    return shape if shape and not empty and str(expr.ty.dtype) == "float32" else None
+    return shape if shape and not is_empty(shape) and str(expr.ty.dtype) == "float32" else None
 
 
 def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], Any]:
