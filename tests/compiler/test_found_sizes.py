@@ -81,6 +81,30 @@ def test_nothing_to_choose_from(tmp_path):
         )
 
 
+@pytest.mark.parametrize("rows", [4, "rows"])
+@pytest.mark.parametrize("condition", [0, "chosen"])
+def test_a_selection_of_nothing_has_a_size(rows, condition, tmp_path):
+    """At most 0 elements are 0 elements: a window of them is refused at import, not by TVM."""
+    inputs = [value("x", (1, 2, rows, 0)), value("c", (condition,), BOOL)]
+    chosen = [node("Compress", ["x", "c"], ["r"], axis=3), node("NonZero", ["x"], ["places"])]
+    nodes = [*chosen, node("Relu", ["r"], ["y"]), node("Neg", ["places"], ["n"])]
+    outputs = [value("y", (1, 2, rows, None)), value("n", (4, None), INT64)]
+    case = {"x": np.zeros((1, 2, 4, 0), np.float32), "c": np.zeros(condition and 3, bool)}
+    loaded = agrees(model(nodes, inputs, outputs), tmp_path, [case])
+    assert [info.shape[-1] for info in loaded.outputs] == [0, 0]
+    nodes = [*chosen, node("Conv", ["r", "w"], ["y"], kernel_shape=[3, 3])]
+    weights = {"w": np.ones((1, 2, 3, 3), np.float32)}
+    with pytest.raises(ModelError, match="window is larger than the padded image"):
+        tvmopt.compile(model(nodes, inputs, [value("y", (1, 1, None, None))], weights), verify=False)
+
+
+def test_boxes_of_no_pictures(tmp_path):
+    select = node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])
+    inputs = [value("boxes", (0, "n", 4)), value("scores", (0, 2, "n"))]
+    made = model([select], inputs, [value("y", (None, 3), INT64)], {"most": np.array([20])})
+    agrees(made, tmp_path, [{"boxes": np.zeros((0, 5, 4), np.float32), "scores": np.zeros((0, 2, 5), np.float32)}])
+
+
 def detector():
     """Boxes and scores of 60 places, the boxes that NonMaxSuppression selects, their scores and classes."""
     nodes = [

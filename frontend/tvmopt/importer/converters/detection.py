@@ -33,7 +33,7 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
     limit = int(_scalar(ctx, inputs[2], "max_output_boxes_per_class", 0))
     iou = _scalar(ctx, inputs[3], "iou_threshold", 0.0)
     threshold = _scalar(ctx, inputs[4], "score_threshold", -3.0e38)
-    if limit <= 0:
+    if limit <= 0 or 0 in shape_of(boxes) or 0 in shape_of(scores):
         return const(np.zeros((0, 3)), "int64")
     if attrs.get("center_point_box", 0):
         centre, size = b.slice(boxes, 2, 0, 2), b.slice(boxes, 2, 2, 4)

@@ -66,7 +66,7 @@ def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     (length,), size = shape_of(condition), shape_of(x)[axis]
     if isinstance(length, int) and isinstance(size, int) and length > size:
         raise ctx.invalid(f"A condition of {length} elements chooses from an axis of {size}.", "repair the model", 1)
-    if not length:
+    if 0 in (length, size):
         return b.slice(x, axis, 0, 0)
     if isinstance(length, Dim) or isinstance(size, Dim):  # at some sizes it may be longer than the axis
         condition = b.both(condition, b.less(b.arange(length), b.number(size)))

@@ -57,10 +57,10 @@ def selected_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeP
     if all(walk.is_constant(i) for i in node.input if i):
         return
     found = rule(Node(walk, node))
-    if found is not None and found[0] != 0:
+    if found is not None:
         most, shape = found
         same = (node.op_type, *node.input)  # exporters repeat a mask's NonZero for all that it selects from
-        size = walk.symbols.selections.get(same) or walk.symbols.find(most)
+        size = (walk.symbols.selections.get(same) or walk.symbols.find(most)) if most != 0 else 0
         walk.symbols.selections[same] = size
         kind = types[node.output[0]].tensor_type.elem_type
         types[node.output[0]] = make_type(kind, walk.settled(shape(size)))
