@@ -300,10 +300,13 @@ def _leaves_range(stored: Array, unlimited: Array, slack: Array) -> Array:
 def _allowed(want: Array, moved: Array) -> Array:
     """How far numbers may be off that a run moved by so much: several times that, as it is one sample; anything where
     no digit is left, because the last digits of the inputs move it by its own size and more than most others are large
-    (the tangent of millions)."""
+    (the tangent of millions). Where all are zeros, what is left of differences of equal numbers, one sample misses some
+    places and not others: each may be off by as much as any."""
     if want.dtype.kind not in "fV" or moved.shape != want.shape or not want.size:
         return 8 * moved
     wide = np.abs(_wide(want))
+    if not wide.any():
+        return 8 * np.maximum(moved, np.max(moved, where=np.isfinite(moved), initial=0))
     usual = float(np.nanmedian(wide))
     with np.errstate(invalid="ignore"):
         lost = (moved > wide) & (moved > usual) if usual > 0 else np.zeros(want.shape, bool)
