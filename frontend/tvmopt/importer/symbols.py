@@ -101,7 +101,7 @@ class Symbols:
     aliases: dict[Size, Size] = field(default_factory=dict)
     decided: dict[str, Size] = field(default_factory=dict)
     places: dict[str, Size] = field(default_factory=dict)
-    selections: dict[tuple[str, ...], Dim] = field(default_factory=dict)
+    selections: dict[tuple[str, ...], Size] = field(default_factory=dict)
     decoder: Roles = field(default_factory=Roles)
 
     def __bool__(self) -> bool:
