@@ -217,7 +217,7 @@ class Reference:
         }
         problem = ""
         sums = {n: slack[n] + _allowed(a, _distance(a, exactly[n])) for n, a in registers.items() if n in slack}
-        if self.epsilon > EPSILON[TensorProto.FLOAT]:
+        if self.coarse:
             between = {n: _allowed(a, _distance(a, registers[n])) for n, a in stored.items() if n in slack}
             beyond, sums = ({n: a + between[n] for n, a in free.items()} for free in (beyond, sums))
         for run, free in ((stored, beyond), (registers, sums)):
@@ -257,6 +257,11 @@ class Reference:
         coarse = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(self.precision, 0.0)
         return max([coarse, *(e for k, e in EPSILON.items() if k in kinds)]) or EPSILON[TensorProto.FLOAT]
 
+    @property
+    def coarse(self) -> bool:
+        """Whether a floating type of the graph, or the precision asked for, is coarser than float32."""
+        return self.epsilon > EPSILON[TensorProto.FLOAT]
+
     def _moved_run(self, index: int, feeds: Feeds) -> dict[str, Array]:
         """Outputs of the model with its weights moved too."""
         if index not in self._moved:
@@ -275,7 +280,6 @@ class Reference:
     def _compare(self, expected: dict[str, Array], found: dict[str, Array], slack: dict[str, Array]) -> str:
         operators = {n.op_type for n in self.model.graph.node}
         steps = 1.0 if operators & CUT else 0.05 if operators & QUANTISED else 0.0
-        coarse = self.epsilon > EPSILON[TensorProto.FLOAT]
         for name, want in expected.items():
             if name not in slack:  # nothing is said of it
                 continue
@@ -287,7 +291,7 @@ class Reference:
                 continue  # of loops without a step onnxruntime does not know the shape, and believes what the file says
             if got.shape != want.shape or got.dtype != want.dtype:
                 return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
-            few = FEW if coarse else 0.0
+            few = FEW if self.coarse else 0.0
             problem = _differs(want, got, slack[name], max(GROSS, FACTOR * self.epsilon), steps, few)
             if problem:
                 return f"{name}: {problem}"

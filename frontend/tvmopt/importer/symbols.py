@@ -117,8 +117,10 @@ class Symbols:
             known[name] = Range(0, max(0, min(interval(limit, known)[1], UNKNOWN)))
         return known
 
-    def find(self, most: Size) -> Dim:
-        """A new size that values decide, `most` at the most."""
+    def find(self, most: Size) -> Size:
+        """A new size that values decide, `most` at the most; 0 where it cannot be more."""
+        if most == 0:
+            return 0
         name = self._unused()
         self.decided[name] = most
         return Dim.symbol(name)

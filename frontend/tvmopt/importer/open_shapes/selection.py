@@ -60,7 +60,7 @@ def selected_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeP
     if found is not None:
         most, shape = found
         same = (node.op_type, *node.input)  # exporters repeat a mask's NonZero for all that it selects from
-        size = (walk.symbols.selections.get(same) or walk.symbols.find(most)) if most != 0 else 0
+        size = walk.symbols.selections.get(same) or walk.symbols.find(most)
         walk.symbols.selections[same] = size
         kind = types[node.output[0]].tensor_type.elem_type
         types[node.output[0]] = make_type(kind, walk.settled(shape(size)))
