@@ -8,6 +8,7 @@ from onnx import helper
 
 from tests.importer.onnx_check import model, value
 from tvmopt import api
+from tvmopt.errors import InputError
 
 KINDS = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -28,6 +29,23 @@ def test_topk_sorts_every_type(kind: str) -> None:
         order = np.argsort(-x.astype(object), axis=0, kind="stable")[:3]
         np.testing.assert_array_equal(at, order)
         np.testing.assert_array_equal(y, np.take_along_axis(x, order, 0))
+
+
+@pytest.mark.parametrize("kind", ["float32", "uint8"])
+def test_topk_of_an_open_number_of_a_known_axis(kind: str) -> None:
+    """As many as another input is long; more than there are is an error of the call."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("Shape", ["like"], ["k"]), helper.make_node("TopK", ["x", "k"], ["y", "at"], axis=1)]
+    inputs = [value("x", (4, 33), number), value("like", ("k",))]
+    compiled = api.compile(model(nodes, inputs, [value("y", None, number), value("at", None, 7)]))
+    x = np.random.default_rng(0).integers(0, 20, (4, 33)).astype(kind)
+    order = np.argsort(-x.astype(float), axis=1, kind="stable")
+    for k in (1, 7, 8, 32, 33):
+        y, at = compiled(x, np.zeros(k, np.float32))
+        np.testing.assert_array_equal(at, order[:, :k])
+        np.testing.assert_array_equal(y, np.take_along_axis(x, order[:, :k], 1))
+    with pytest.raises(InputError, match="compiled for 1 to 33"):
+        compiled(x, np.zeros(34, np.float32))
 
 
 @pytest.mark.parametrize("largest", [1, 0])

@@ -331,6 +331,20 @@ def test_a_mask_that_is_not_quite_causal_is_read():
     fuse(build(QKV, body), BIASED)
 
 
+@pytest.mark.parametrize("scale", [1e38, -1e38, 1e-40])
+def test_a_scale_that_single_products_do_not_bear_stays(scale):
+    """Kernels multiply q by the scale first: 4 * 1e38 is infinite, though the scores are not."""
+
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        s = bb.emit(op.multiply(s, c(F(scale))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
+
+    q = np.tile(F([4, -4]), (B, S, N * H // 2))
+    k = F(1) + np.arange(S, dtype=F).reshape(1, S, 1) * np.tile(F([0.01, 0]), N * H // 2)
+    fuse(build(QKV, body), KEPT, reasons=["5"], q=q, k=np.tile(k, (B, 1, 1)))
+
+
 @pytest.mark.parametrize("size", [1.0, 1e14, 1e18])
 def test_attention_of_doubles_keeps_huge_scores(size):
     """TVM's loops round the scaled scores for the maximum and not for the difference: exp of what is left was inf."""

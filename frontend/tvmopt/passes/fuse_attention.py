@@ -32,6 +32,7 @@ from tvmopt.passes.graph import (
 
 HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
 EMPTY = float(np.float32(-3.4e38))  # a row is without a key where its mask is smaller throughout, says the importer
+SCALES = (1e-12, 1e12)  # of the scores, in size: what kernels multiply q by
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class FuseAttention(Rewrite):
                    3. a mask does not broadcast to the scores
                    4. float64: no family has it, and in TVM's own loops exp(s * scale - max) rounds once, but max twice:
                       what is left of a score of 1e28 is 1e12, and exp of that is infinite
+                   5. a scale beyond SCALES: kernels multiply q by it, so that single products overflow, or vanish,
+                      where their sum times the scale does not
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
     Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes of q,
                    k and v next to the product; PropagateTransposes again after it, to cancel them.
@@ -104,6 +107,9 @@ class FuseAttention(Rewrite):
         scores = take_apart(graph, Scores(softmax.args[0], softmax.args[0]), softmax.args[0])
         if isinstance(scores, str):
             self.declined(var, scores)
+            return None
+        if not SCALES[0] <= abs(scores.scale) <= SCALES[1]:
+            self.declined(var, f"5: a scale of {scores.scale:.3g}")
             return None
         bias = _mask(graph, scores, sizes(softmax) or (), var)
         if isinstance(bias, str):

@@ -190,8 +190,8 @@ def _ordered(data: Any) -> Any:
 
 
 def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TopK; along an open axis all are sorted, and the first of them taken. Open shapes get TVM's kernel, which sorts
-    integers alone as it should."""
+    """TopK; along an open axis, or of an open number, all are sorted, and the first of them taken. Open shapes get
+    TVM's kernel, which sorts integers alone as it should."""
     x, b = inputs[0], Build(bb, ctx.name)
     axis, k = attrs.get("axis", -1) % len(shape_of(x)), ctx.array(inputs[1], "k")
     assert k is not None
@@ -200,7 +200,7 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
         nothing = b.slice(x, axis, 0, 0)
         return nothing, b.cast(nothing, "int64")
     whole = is_open((wanted, shape_of(x)[axis]))
-    known = not is_open(shape_of(x)) and dtype_of(x) != "uint64"
+    known = not is_open((wanted, *shape_of(x))) and dtype_of(x) != "uint64"
     if known or (not whole and dtype_of(x) not in {*WIDER, *SORTED_AS}):
         return ctx.stock(inputs, attrs)
     data = b.cast(x, WIDER[dtype_of(x)]) if dtype_of(x) in WIDER else x

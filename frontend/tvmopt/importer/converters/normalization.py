@@ -92,11 +92,14 @@ def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     channel = (1, shape[1], *[1] * (len(shape) - 2))
     if not attrs.get("training_mode", 0):
         known = all(dtype_of(v) == dtype and ctx.array(v) is not None for v in (scale, bias, mean, variance))
-        if known or dtype not in HALVES:
+        if known:
             return ctx.stock(inputs, attrs)
-        scale, bias, mean, variance = (b.reshape(b.wide(v), channel) for v in (scale, bias, mean, variance))
+        wide = b.wide(x)
+        each = (b.cast(b.wide(v), dtype_of(wide)) for v in (scale, bias, mean, variance))
+        scale, bias, mean, variance = (b.reshape(v, channel) for v in each)
         inverse = b.emit(relax.op.rsqrt(b.add(variance, attrs.get("epsilon", 1e-5))))
-        return b.cast(b.add(b.mul(b.sub(b.wide(x), mean), b.mul(inverse, scale)), bias), dtype)
+        # scale and variance first, as onnxruntime: a large number over a small deviation may leave the type
+        return b.cast(b.add(b.mul(b.sub(wide, mean), b.mul(inverse, scale)), bias), dtype)
     momentum = attrs.get("momentum", 0.9)
     own_mean = b.mean(x, axes, True)
     centred = b.sub(x, own_mean)
