@@ -8,6 +8,7 @@ from tvm import relax, tirx
 
 from tests.schedules.harness import MACHINES, close, machines, module_of, run
 from tvmopt.pipeline import lower
+from tvmopt.schedules.cpu.rows.columns import pays
 from tvmopt.scheduling.cost_model import choose_tile, fits
 from tvmopt.targets import Machine
 
@@ -52,7 +53,7 @@ def test_one_row_adds_up_long_sums_in_runs():
 @pytest.mark.parametrize("machine", machines())
 @pytest.mark.parametrize(
     "a, b",
-    [((12, 33, 8), (12, 8, 64)), ((2, 3, 7, 9), (2, 3, 9, 17)), ((4, 1, 5), (4, 5, 1)), ((16, 31), (31, 32)),
+    [((12, 33, 8), (12, 8, 64)), ((2, 3, 7, 9), (2, 3, 9, 17)), ((4, 1, 3), (4, 3, 1)), ((16, 31), (31, 32)),
      ((3, 1, 8, 16), (1, 2, 16, 33)), ((5, 31, 3), (5, 3, 3)), ((4, 1801, 3), (4, 3, 300))],
 )  # fmt: skip
 def test_batched_gemm_of_two_activations(machine, a, b):
@@ -85,7 +86,7 @@ def test_few_columns(rows, columns):
     b, r = rng.standard_normal(columns).astype("float32"), rng.standard_normal((rows, columns)).astype("float32")
     (y,), how = run(linear(w, b), [x, r], machines()[0])
     close(y, np.maximum(x.astype("float64") @ w + b + r, 0), 160)
-    assert [s.family for s in how.values()] == ["gemm"]
+    assert [s.family for s in how.values()] == ["rows" if pays(160, columns, Machine.load("x86-64-v4")) else "gemm"]
 
 
 @pytest.mark.parametrize("machine", machines())
