@@ -14,7 +14,7 @@ FAMILIES = (
     "planes",  # NCHW; the other convolutions are NHWC
     "depthwise",  # before the dense convolutions, which leave one input channel a group to it
     "winograd",  # before the direct convolutions: it takes only those where it is faster
-    "rows",  # before the products: few columns are sums of rows; before `reduce` and `generic`: what is not over last axes
+    "rows",  # before the products, of which it takes those with few columns; before `reduce`, which takes other axes
     "amx_gemm",  # before `gemm`: it takes only products for which tiles pay
     "amx_conv2d",  # before `gemm`, which takes 1x1 convolutions of any size
     "gemm",  # before `conv2d`: a 1x1 convolution is a product; before `batch_gemm`: constant weights are packed

@@ -4,8 +4,9 @@ A register tile of so few columns is one vector of which most lanes are zeros. H
 along k, and multiplied with each column of B, which lies along k too: a vector as it is, a constant turned when it is
 compiled. A column costs a row K / lanes multiplications and one sum across lanes.
 
-Measured   Zen 5, one core, us, in brackets the better of onnxruntime and OpenVINO: 577x900 by 900x1 25 (27), eight 5000x32 by
-           32x1 56 (60), 384x768 by a constant 768x2 14 (49), 5000x128 by 128x3 30 (91); tiles took 76, 183, 45 and 88
+Measured   Zen 5, one core, us, in brackets the better of onnxruntime and OpenVINO: 577x900 by 900x1 25 (27), eight of
+           5000x32 by 32x1 56 (60), 384x768 by a constant 768x2 14 (49), 5000x128 by 128x3 30 (91); tiles took 76, 183,
+           45 and 88
 """
 
 from __future__ import annotations
