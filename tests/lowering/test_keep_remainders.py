@@ -18,6 +18,8 @@ from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.pipeline import compile_kernels
 from tvmopt.targets import Machine
 
+OWN = ("KeepRemainders", "PlainRemainders", "WidenZeros", "AlignStores", "SpreadBits", "StridedLoads")
+
 
 def run_by(whole) -> list[str]:
     """The names of the passes that one pass runs, in order."""
@@ -35,7 +37,7 @@ def run_by(whole) -> list[str]:
 
 def test_the_passes_are_those_of_tvm() -> None:
     ours = run_by(all_loop_passes())
-    own = [f"tvmopt.{n}" for n in ("KeepRemainders", "PlainRemainders", "WidenZeros", "AlignStores", "SpreadBits")]
+    own = [f"tvmopt.{n}" for n in OWN]
     assert [name for name in ours if name in own] == own
     assert [name for name in ours if name not in own] == run_by(default_s_tir_pipeline()[0])
 

@@ -14,6 +14,7 @@ from tvm.ir.transform import Sequential
 from tvmopt.lowering.align_stores import AlignStores
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
 from tvmopt.lowering.spread_bits import SpreadBits
+from tvmopt.lowering.strided_loads import StridedLoads
 from tvmopt.lowering.widen_zeros import WidenZeros
 
 ON_GPUS = frozenset({
@@ -42,8 +43,8 @@ def loop_passes() -> list[Any]:
         s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
         t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
         s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
-        s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, t.SplitHostDevice(), t.MakePackedAPI(),
-        t.FP8StorageLegalize(), t.BF16StorageLegalize(),
+        s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, StridedLoads, t.SplitHostDevice(),
+        t.MakePackedAPI(), t.FP8StorageLegalize(), t.BF16StorageLegalize(),
     ]  # fmt: skip
 
 

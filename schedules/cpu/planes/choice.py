@@ -37,7 +37,10 @@ another reads: of what exceeds a quarter of L2, `FAR` says it."""
 def stays(call: Any, machine: Machine, exact: bool) -> bool:
     """Whether NCHW is ahead."""
     conv = convolution_of(call)
-    return conv is not None and best_plan(conv, machine).time(machine) < between_transposes(conv, machine, exact)
+    if conv is None:
+        return False
+    used = conv.used(machine)
+    return best_plan(conv, used).time(used) < between_transposes(conv, used, exact)
 
 
 def between_transposes(conv: Convolution, machine: Machine, exact: bool = False) -> float:

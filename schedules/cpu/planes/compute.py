@@ -1,11 +1,12 @@
 """Convolution of NCHW pictures as TE, on a copy of a task's planes with a border (plan.py).
 
     rows[n, ty, tx, c, f, r, e] = X[n, c, (ty*R + r + ..)*sy + fy, (tx*C + e + ..)*sx + fx], or zero outside
-    acc[n, ty, tx, p, j, q]     = sum_{c, ky, kx} rows[n, ty, tx, c, f(ky, kx), (q + place(ky, kx)) // P, .. mod P]
-                                                  * Wp[p, c, ky, kx, j]
-    out[n, o, y, x]             = acc[n, y / R, x / C, o / mr, o mod mr, (y mod R)*P + x mod C]
+    acc[n, ty, tx, p, j, b, s, q] = sum_{c, ky, kx} rows[n, ty, tx, c, f(ky, kx), at // P, at mod P] * Wp[p, c, ky, kx, j]
+                                  at = q + place(b, s, ky, kx)
+    out[n, o, y, x]               = acc[n, y / R, x / C, o / mr, o mod mr, .., (y mod S)*P + x mod C]
 
-Tasks (ty, tx) compute R rows by C columns; f: phases of rows and columns where there are strides.
+Tasks (ty, tx) compute R rows by C columns, in blocks b of strips s of S rows; f: phases of rows and columns where there
+are strides.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, static_shape
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.lowering.strided_loads import WIDEST
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
 from tvmopt.schedules.cpu.planes.plan import Convolution, Plan, best_plan
 from tvmopt.scheduling.family import Declined
@@ -31,7 +33,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     value = constant(bb, call.args[1])
     if value is None:
         return Declined("a weight that is no constant")
-    plan = best_plan(found, machine)
+    plan = best_plan(found, found.used(machine))
     packed = relax.const(pack(value, plan), "float32")
     return call_fusable(bb, lambda x, w: planes_te(x, w, plan), [call.args[0], packed], "conv2d_planes")
 
@@ -73,14 +75,15 @@ def planes_te(data: te.Tensor, weight: te.Tensor, plan: Plan) -> te.Tensor:
     c = te.reduce_axis((0, in_g), name="c")
     ky, kx = te.reduce_axis((0, conv.kernel[0]), name="ky"), te.reduce_axis((0, conv.kernel[1]), name="kx")
 
-    def term(n: Any, ty: Any, tx: Any, p: Any, j: Any, q: Any) -> Any:
+    def term(n: Any, ty: Any, tx: Any, p: Any, j: Any, b: Any, r: Any, q: Any) -> Any:
         (y, fy), (x, fx) = _place(conv, 0, ky), _place(conv, 1, kx)
-        at = q + (y + plan.front) * pitch + x + conv.reach(1)[0] - plan.left
+        first = (b * plan.high + r) * plan.together
+        at = q + (first + y + plan.front) * pitch + x + conv.reach(1)[0] - plan.left
         channel = c if conv.groups == 1 else p // plan.panels * in_g + c
         read = source(n, ty, tx, channel, fy * len(conv.phases(1)) + fx, at // pitch, at % pitch)
         return read * weight(p, c, ky, kx, j)
 
-    shape = (conv.n, tasks_y, tasks_x, conv.groups * plan.panels, plan.mr, plan.pixels)
+    shape = (conv.n, tasks_y, tasks_x, conv.groups * plan.panels, plan.mr, plan.blocks, plan.high, plan.pixels)
     acc = te.compute(
         shape,
         lambda *i: te.sum(term(*i), axis=[c, ky, kx]),
@@ -95,11 +98,14 @@ def planes_te(data: te.Tensor, weight: te.Tensor, plan: Plan) -> te.Tensor:
             return o // plan.mr, o % plan.mr
         return o // per * plan.panels + o % per // plan.mr, o % per % plan.mr
 
+    def entry(n: Any, o: Any, y: Any, x: Any) -> Any:
+        strip, row = y % plan.rows // plan.together, y % plan.rows % plan.together
+        within = (strip // plan.high, strip % plan.high, row * pitch + x % plan.columns)
+        return flat(n, y // plan.rows, x // plan.columns, *place(o), *within)
+
     return te.compute(
         (conv.n, conv.outputs, *conv.out),
-        lambda n, o, y, x: flat(
-            n, y // plan.rows, x // plan.columns, *place(o), y % plan.rows * pitch + x % plan.columns
-        ),
+        entry,
         name="unpack",
         attrs={"tvmopt.kernel": "unpack"},
     )
@@ -138,6 +144,7 @@ def _rows(data: te.Tensor, plan: Plan, tasks: tuple[int, int]) -> te.Tensor:
 
     shape = (conv.n, *tasks, conv.channels, plan.planes, plan.depth, plan.pitch)
     first, last = plan.inside()
-    vector = vector_for(last - first, plan.lanes) if plan.planes == 1 and last > first + 1 else 0
+    near = conv.strides[1] <= WIDEST  # vectors of neighbours are taken apart
+    vector = vector_for(last - first, plan.lanes) if near and last > first + 1 else 0
     marks = {FIRST: first, LAST: last, VECTOR: vector} if last > first else {}
     return te.compute(shape, value, name="rows", attrs={"tvmopt.kernel": "rows_copy", **marks})

@@ -10,6 +10,11 @@ A plane of the copy is one row of numbers, row behind row of the picture, with z
 
 The zeros behind a row are those before the next one, so a border of 1 costs one column, not two. With strides each
 phase of rows and columns is a plane of its own, in which neighbours are neighbours again.
+
+Where an output channel has an input channel of its own, a vector that is loaded serves one product, and loads are the
+bound. Then a tile is `high` strips of results, each `strip` rows behind the other: the strip r and the row ky of the
+window read what r + 1 and ky - strip read, which stays in a register. A strip is several rows where a single one fills
+no vectors: the results of 20 columns at a pitch of 23 take two vectors a row, and three for two rows.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from tvmopt.scheduling.cost_model import product_worth_threads
 from tvmopt.scheduling.facts import divisors
 from tvmopt.targets import Machine
 
@@ -30,6 +36,10 @@ UNHIDDEN = 0.05
 """Of the cycles of loads, those that are not hidden behind products."""
 UNALIGNED = 1.8
 """Loads that a vector anywhere in a row is worth: most of them cross a line."""
+WRITTEN = 1000
+"""Products of a tile of several strips, all of which are written out."""
+STRIPS = (1, 2, 3)
+"""Rows of a strip."""
 FLAT = 1 << 17
 """Bytes of results that wait in L2 for their epilogue."""
 
@@ -59,6 +69,11 @@ class Convolution:
         """Products of one output."""
         return self.channels // self.groups * prod(self.kernel)
 
+    def used(self, machine: Machine) -> Machine:
+        """The machine with the cores that work on it: one, where it is too little for threads."""
+        flops = 2.0 * self.n * self.outputs * prod(self.out) * self.steps
+        return machine if product_worth_threads(flops, machine) else machine.with_cores(1)
+
     def offset(self, axis: int, tap: int) -> int:
         """How far before (negative) or behind the output's own place a tap lies, in the picture."""
         return tap * self.dilation[axis] - self.before[axis]
@@ -81,6 +96,7 @@ class Plan:
     Attributes:
         rows, columns: of the result that a task computes: divisors of all of them.
         mr, nv: the register tile: output channels by vectors along the pixels. lanes: of a vector.
+        high, strip: the tile's strips, and the rows of each; one strip is all rows of the task (strip 0).
     """
 
     conv: Convolution
@@ -89,6 +105,8 @@ class Plan:
     mr: int
     nv: int
     lanes: int
+    high: int = 1
+    strip: int = 0
 
     @cached_property
     def shared(self) -> int:
@@ -126,17 +144,36 @@ class Plan:
         return int(self.left > self.conv.reach(1)[0])
 
     @property
+    def together(self) -> int:
+        """Rows of a strip."""
+        return self.strip or self.rows
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of `high` strips of a task."""
+        return -(-self.rows // (self.high * self.together))
+
+    @property
     def pixels(self) -> int:
-        """Results of a task and channel, with those between rows, in whole tiles."""
+        """Results of a strip and channel, with those between rows, in whole tiles."""
         tile = self.nv * self.lanes
-        return -(-((self.rows - 1) * self.pitch + self.columns) // tile) * tile
+        return -(-((self.together - 1) * self.pitch + self.columns) // tile) * tile
 
     @cached_property
     def depth(self) -> int:
         """Rows of a plane of the copy."""
         (top, bottom), right = self.conv.reach(0), self.conv.reach(1)[1]
-        last = (self.front + bottom - top) * self.pitch + right - self.left + self.pixels - 1
+        before = (self.blocks * self.high - 1) * self.together
+        last = (before + self.front + bottom - top) * self.pitch + right - self.left + self.pixels - 1
         return last // self.pitch + 1
+
+    @cached_property
+    def loaded(self) -> float:
+        """Vectors that a tile of one vector loads for a column of the window, over the rows of the window."""
+        c = self.conv
+        places = (divmod(c.offset(0, tap), c.strides[0]) for tap in range(c.kernel[0]))
+        read = {(row + r * self.together, phase) for row, phase in places for r in range(self.high)}
+        return len(read) / c.kernel[0]
 
     @property
     def planes(self) -> int:
@@ -162,9 +199,9 @@ class Plan:
     def cycles(self, machine: Machine) -> float:
         """What one core takes for all of it."""
         c, vector, copies = self.conv, self.lanes, -(-self.parts(machine) // machine.cores)  # of each core
-        tiles = self.tasks * self.panels * self.pixels / (vector * self.nv)
+        tiles = self.tasks * self.panels * self.blocks * self.pixels / (vector * self.nv)
         rows = self.tasks * copies * c.channels // c.groups * self.planes * self.depth
-        copy = rows * (ROW + COPY * (1 + (self.planes > 1)) * -(-self.pitch // vector))  # strides: taken apart
+        copy = rows * (ROW + COPY * -(-self.pitch // vector))
         if self.copied > machine.l2 // 2:
             copy *= 3
         results = c.n * c.outputs * c.out[0] * c.out[1] // self.columns
@@ -184,9 +221,9 @@ class Plan:
         """Cycles of one step of a tile's sum: it multiplies, loads, or waits for the last products; and for L2, from
         which each row of the copy comes once for all its taps."""
         crossing = UNALIGNED if self.conv.kernel[1] > 1 or self.pitch % self.lanes else 1.0
-        stream = self.nv * machine.vector_bits / 8 / self.conv.kernel[1] / machine.l2_rate
-        loads = (self.mr + self.nv * crossing) / machine.load_ports
-        bound = max(self.mr * self.nv / machine.fma_ports, loads, machine.fma_latency)
+        stream = self.nv * self.loaded * machine.vector_bits / 8 / self.conv.kernel[1] / machine.l2_rate
+        loads = (self.mr + self.nv * self.loaded * crossing) / machine.load_ports
+        bound = max(self.mr * self.nv * self.high / machine.fma_ports, loads, machine.fma_latency)
         return bound + UNHIDDEN * loads + machine.unhidden * stream
 
 
@@ -208,19 +245,27 @@ def best_plan(conv: Convolution, machine: Machine) -> Plan:
 
 
 def _plans(conv: Convolution, machine: Machine) -> Iterator[Plan]:
-    per = conv.outputs // conv.groups
-    heights = [m for m in range(1, min(per, machine.vector_registers) + 1) if conv.groups == 1 or per % m == 0]
+    per, registers = conv.outputs // conv.groups, machine.vector_registers
+    heights = [m for m in range(1, min(per, registers) + 1) if conv.groups == 1 or per % m == 0]
     pieces = _pieces(conv)
     usual = min((c for rows, c in pieces if rows == 1), key=lambda c: abs(c - 64))  # of channels that fill L2 anyway
     for rows, columns in pieces:
-        for mr in heights:
-            for nv in range(1, machine.vector_registers):
-                if mr * nv + nv + 1 > machine.vector_registers:
-                    break
-                plan = Plan(conv, rows, columns, mr, nv, machine.lanes())
-                small = plan.copied <= machine.l2 // 2 and 4 * mr * plan.pixels <= FLAT
-                if small or (rows, columns) == (1, usual):
-                    yield plan
+        tiles = [(mr, nv, 1, 0) for mr in heights for nv in range(1, registers) if mr * nv + nv + 1 <= registers]
+        if conv.steps == prod(conv.kernel) and per == 1:
+            tiles += _strips(conv, rows, registers)
+        for tile in tiles:
+            plan = Plan(conv, rows, columns, tile[0], tile[1], machine.lanes(), *tile[2:])
+            small = plan.copied <= machine.l2 // 2 and 4 * plan.mr * plan.blocks * plan.high * plan.pixels <= FLAT
+            if small or (rows, columns) == (1, usual):
+                yield plan
+
+
+def _strips(conv: Convolution, rows: int, registers: int) -> list[tuple[int, int, int, int]]:
+    """The tiles of several strips for a channel of its own: one channel, one vector, strips, and their rows. All
+    products are written out; a strip has an accumulator and a vector of the picture. Two vectors are slower."""
+    most = min((registers - 2) // 2, WRITTEN // prod(conv.kernel))
+    strips = [(high, strip) for strip in STRIPS for high in range(2, min(most, rows // strip) + 1)]
+    return [(1, 1, *strip) for strip in strips] if conv.kernel[0] > 1 else []
 
 
 def _pieces(conv: Convolution) -> list[tuple[int, int]]:

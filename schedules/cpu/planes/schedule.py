@@ -31,7 +31,7 @@ UNROLLED = 320
 @dataclass(frozen=True)
 class PlanesProblem:
     """n pictures of `o` channels of oh x ow; tasks of rows x columns; panels of `mr` channels in each of the groups;
-    `tile` pixels in registers; pitch: from row to row of a task's pixels; k: channels and taps of a sum."""
+    `tile` pixels in registers, of `high` strips; pitch: from row to row of a task's pixels; k: channels and taps of a sum."""
 
     n: int
     o: int
@@ -43,6 +43,7 @@ class PlanesProblem:
     panels: int
     mr: int
     tile: int
+    high: int
     pitch: int
     k: tuple[int, int, int]
     lanes: int
@@ -60,14 +61,14 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> PlanesProblem | None:
     block, out = annotated(func, "planes"), annotated(func, "unpack")
     if block is None or out is None:
         return None
-    n, _, _, panels, mr, _, c, ky, kx = extents(block)
+    n, _, _, panels, mr, _, high, _, c, ky, kx = extents(block)
     _, o, oh, ow = extents(out)
     rows, columns, groups, tile, pitch = (
         int(block.annotations[f"tvmopt.{name}"]) for name in ("rows", "columns", "groups", "tile", "pitch")
     )
     threads = product_worth_threads(2.0 * n * o * oh * ow * c * ky * kx, machine)
     return PlanesProblem(
-        n, o, oh, ow, rows, columns, groups, panels // groups, mr, tile, pitch, (c, ky, kx), machine.lanes(),
+        n, o, oh, ow, rows, columns, groups, panels // groups, mr, tile, high, pitch, (c, ky, kx), machine.lanes(),
         machine.cores, threads,
     )  # fmt: skip
 
@@ -75,7 +76,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> PlanesProblem | None:
 def knobs(problem: PlanesProblem, machine: Machine) -> Space:
     """`panels`: blocks of output channels of a task; `unroll`: whether the taps of a row are written out."""
     most = panels_of_task(problem.tasks, problem.panels, problem.cores if problem.threads else 1)
-    written = int(problem.k[2] * problem.mr * problem.tile // problem.lanes <= UNROLLED)
+    written = int(problem.high > 1 or problem.k[2] * problem.mr * problem.tile // problem.lanes <= UNROLLED)
     return Space(
         {
             "panels": (most, *(d for d in divisors(problem.panels) if d != most)),
@@ -95,20 +96,23 @@ def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None
     part, panel = sch.split(panel, [None, knobs["panels"]])
     sch.reorder(n, y_task, x_task, part, panel, channel, y_in, x_in)
     sch.compute_at(flat, panel, preserve_unit_loops=True)
-    pixels = sch.get_loops(flat)[-1]
+    *_, columns, block, high, pixels = sch.get_loops(flat)
     pixel, lane = sch.split(pixels, [None, problem.tile], disable_predication=True)
-    columns = sch.get_loops(flat)[-3]
-    sch.reorder(pixel, columns, lane)
+    sch.reorder(block, pixel, columns, high, lane)
     sch.compute_at(main, pixel, preserve_unit_loops=True)
     task = sch.fuse(n, y_task, x_task, part)
     _copy(sch, task)
-    *_, one, cols, lanes, c, ky, kx = sch.get_loops(main)
-    sch.reorder(c, ky, kx, one, cols, lanes)
+    *_, one, cols, one_block, strips, lanes, c, ky, kx = sch.get_loops(main)
+    sch.reorder(c, *((kx, ky) if problem.high > 1 else (ky, kx)), one, one_block, cols, strips, lanes)
     sch.unroll(cols)
+    sch.unroll(strips)
     vectorize_columns(sch, lanes, problem.lanes)
     if knobs["unroll"]:
         sch.unroll(kx)
+        if problem.high > 1:
+            sch.unroll(ky)
     sch.unroll(columns)
+    sch.unroll(high)
     vectorize_columns(sch, lane, problem.lanes)
     if problem.threads:
         sch.parallel(task)

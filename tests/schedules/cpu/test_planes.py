@@ -103,6 +103,39 @@ def test_widths(width):
     close(got, want, 27)
 
 
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("size", [(1, 33), (7, 7), (8, 31), (9, 16), (15, 17), (31, 8), (32, 1), (33, 20), (80, 15)])
+@pytest.mark.parametrize("kernel, stride, dilation", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 1), (7, 2, 1), (4, 3, 1)])
+def test_a_channel_for_each_channel(machine, cores, size, kernel, stride, dilation):
+    """In strips of one to three rows, whose last block is beyond the picture, and as whole pictures."""
+    x, w, border = rand(2, 5, *size), rand(5, 1, kernel, kernel), (kernel - 1) * dilation // 2
+    args = (stride, stride), (border, border, kernel // 2, kernel // 2), (dilation, dilation), 5
+    if any(s + border + kernel // 2 <= (kernel - 1) * dilation for s in size):
+        args = (stride, stride), (kernel * dilation,) * 4, (dilation, dilation), 5
+    got, want, how = convolve(machine, x, w, *args, cores=cores)
+    close(got, want, w[0].size)
+    assert [s.family for s in how.values()] == ["planes"] and not any(s.note for s in how.values())
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+def test_strips_keep_what_is_not_finite_to_its_neighbours(value):
+    x, w = rand(1, 3, 20, 20), rand(3, 1, 7, 7)
+    x[0, 1, 9, 19] = value
+    got, want, _ = convolve(machines()[0], x, w, (1, 1), (3, 3, 3, 3), (1, 1), 3, relu=False)
+    finite = np.isfinite(want) & (np.abs(want) < 1e30)
+    assert (np.isfinite(got) & (np.abs(got) < 1e30) == finite).all()
+    close(got[finite], want[finite], 49)
+
+
+def test_large_windows_of_single_channels_are_computed_in_strips():
+    """A vector that serves one product is loaded in the time of two: 108 GFLOP/s, and 188 in ten strips."""
+    machine = Machine.load("znver5").with_cores(1)
+    assert best_plan(problem(96, 80, 80, 96, 7, groups=96), machine).high > 4
+    assert best_plan(problem(96, 20, 20, 96, 7, groups=96), machine).strip == 2  # 46 numbers are three vectors
+    assert best_plan(problem(96, 20, 20, 96, 1, groups=96), machine).high == 1
+
+
 def problem(c, h, w, o, k, stride=1, groups=1):
     before = (k - 1) // 2
     out = tuple((size + 2 * before - k) // stride + 1 for size in (h, w))
@@ -116,9 +149,11 @@ def test_rows_share_their_border():
 
 def test_a_task_reads_no_further_than_its_copy():
     machine = Machine.load("x86-64-v4")
-    for case in (problem(3, 9, 17, 7, 5), problem(3, 16, 64, 8, 3, 2), problem(2, 1, 96, 4, 1)):
+    alone = [problem(8, size, size + 1, 8, 5, stride, groups=8) for size in (7, 20, 33) for stride in (1, 2)]
+    for case in (problem(3, 9, 17, 7, 5), problem(3, 16, 64, 8, 3, 2), problem(2, 1, 96, 4, 1), *alone):
         for plan in plans._plans(case, machine):
-            last = (plan.front + case.reach(0)[1] - case.reach(0)[0]) * plan.pitch + case.reach(1)[1] - plan.left
+            rows = (plan.blocks * plan.high - 1) * plan.together + plan.front + case.reach(0)[1] - case.reach(0)[0]
+            last = rows * plan.pitch + case.reach(1)[1] - plan.left
             assert last + plan.pixels - 1 < plan.depth * plan.pitch
 
 
@@ -205,11 +240,11 @@ def test_other_precisions_stay_in_channels_last(precision):
     assert "planes" not in kernels(lone, (1, 8, 52, 52), precision=precision)
 
 
-@pytest.mark.parametrize(("side", "taps"), [(8, 3), (1, 3), (9, 7)])
+@pytest.mark.parametrize(("side", "taps"), [(9, 3), (1, 9), (9, 7)])
 def test_what_is_stored_as_64_bit_integers(side, taps):
     """Such a kernel counts in 64 bits, and the loops of its rows counted in 32: TVM refused them."""
     rng = np.random.default_rng(side)
-    x, w = rng.standard_normal((1, 9, side, 8)).astype("f"), rng.standard_normal((33, 9, taps, taps)).astype("f")
+    x, w = rng.standard_normal((1, 9, side, 40)).astype("f"), rng.standard_normal((33, 9, taps, taps)).astype("f")
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[taps // 2] * 4),
         helper.make_node("Cast", ["a"], ["y"], to=TensorProto.INT64),

