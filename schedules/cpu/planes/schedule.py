@@ -31,7 +31,8 @@ UNROLLED = 320
 @dataclass(frozen=True)
 class PlanesProblem:
     """n pictures of `o` channels of oh x ow; tasks of rows x columns; panels of `mr` channels in each of the groups;
-    `tile` pixels in registers, of `high` strips; pitch: from row to row of a task's pixels; k: channels and taps of a sum."""
+    `tile` pixels in registers, of `high` strips; pitch: from row to row of a task's pixels; k: channels and taps of a
+    sum."""
 
     n: int
     o: int
