@@ -70,7 +70,7 @@ def test_lengths(name, n):
     build, reference = CASES[name]
     x = data(3, n)
     got, families = run(lambda bb, v: bb.emit(build(bb, v, n)), x)
-    assert families == ["rows"]
+    assert families == ["rows"] or (n == 1 and name in ("sum", "max"))  # of one number: no reduction
     np.testing.assert_allclose(got, reference(x.astype("float64"), n), rtol=2e-5, atol=2e-6)
 
 
@@ -145,7 +145,7 @@ def test_variance_does_not_cancel():
 def test_softmax_along_another_axis(name, axis):
     x = data(5, 17, 9)
     got, families = run(lambda bb, v: bb.emit(getattr(op.nn, name)(v, axis)), x)
-    assert "rows" in families and "generic" not in families
+    assert ("rows" in families or x.size == 1) and "generic" not in families
     e = np.exp(x.astype("float64") - x.max(axis, keepdims=True))
     want = e / e.sum(axis, keepdims=True)
     np.testing.assert_allclose(got, want if name == "softmax" else np.log(want), rtol=2e-5, atol=2e-6)
@@ -158,4 +158,4 @@ def test_of_everything(kind, shape):
     got, families = run(lambda bb, v: getattr(op, kind)(v, None, False), x)
     want = getattr(x.astype("float64"), kind)()
     assert got.shape == () and abs(got - want) <= 2e-7 * np.abs(x).sum() / (x.size if kind != "sum" else 16)
-    assert "rows" in families and "generic" not in families
+    assert ("rows" in families or x.size == 1) and "generic" not in families
