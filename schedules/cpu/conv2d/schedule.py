@@ -24,6 +24,7 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._inside import INSIDE, MARKS
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
+from tvmopt.schedules.cpu.conv2d.compute import APART
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.cost_model import (
     choose_pixels,
@@ -139,7 +140,8 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
     K - s rows at its border, and every panel chunk repeats the whole copy), plus reading the task's panels at
     `l3_rate` where they exceed half of L2: two cores with half of the panels each read half as much as two with half of
     the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2). Copied rows beyond half of L2 cost a tenth
-    (160x160x128 -> 80x80x128, 3x3/2 on a Xeon: 10 rows a task 177 GFLOP/s, 5 rows 200).
+    (160x160x128 -> 80x80x128, 3x3/2 on a Xeon: 10 rows a task 177 GFLOP/s, 5 rows 200), beyond all of it half
+    (52x52x512 -> 26x26x72, 5x5/2: all rows a task 56 GFLOP/s).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
     kh, kw, c = problem.k
@@ -158,7 +160,7 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
                 if problem.padded
                 else 0
             )
-            spill = 0.1 if buffer > problem.l2 // 2 else 0.0
+            spill = 0.5 if buffer > problem.l2 else 0.1 if buffer > problem.l2 // 2 else 0.0
             read = panels * panel_bytes if panels * panel_bytes > problem.l2 // 2 else 0
             stream = waves * read / problem.l3_rate / cycles
             key = (round(compute * (1 + copy) + spill + stream, 4), tasks)
@@ -199,7 +201,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: Conv2dProblem, knobs: Knobs) -> None
         sch.annotate(ky, INSIDE, 1)
     task = sch.fuse(n, h_chunk, p_chunk)
     if problem.padded:
-        _pad_at(sch, task, problem.lanes)
+        _pad_at(sch, task, problem.lanes, int(sch.get(conv).annotations.get(APART, 0)))
     if problem.ow % knobs["mr"]:
         sch.annotate(w_tile, "pragma_loop_partition_hint", 1)
     if problem.threads:
@@ -209,11 +211,13 @@ def apply(sch: tvm.s_tir.Schedule, problem: Conv2dProblem, knobs: Knobs) -> None
     vectorize_epilogue(sch, o_in, per_group, problem.nr, problem.lanes)
 
 
-def _pad_at(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV, lanes: int) -> None:
-    """Copy the task's padded rows into a buffer of its own."""
+def _pad_at(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV, lanes: int, apart: int) -> None:
+    """Copy the task's padded rows into a buffer of its own, with so many unused numbers behind each pixel."""
     pad = next(b for b in root_blocks(sch) if sch.get(b).name_hint == "pad")
     sch.compute_at(pad, task, preserve_unit_loops=True)
     channels = sch.get_loops(pad)[-1]
+    if apart:
+        sch.storage_align(pad, 0, -2, int(sch.get(channels).extent), apart)
     width = common_vector(int(sch.get(channels).extent), lanes)
     _, inner = sch.split(channels, [None, width])
     sch.vectorize(inner)

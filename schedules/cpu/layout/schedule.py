@@ -172,6 +172,8 @@ def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) ->
     """Mark a block that only transposes for :func:`lower.finish`; whether it is one."""
     found = transpose_of(sch.get(block))
     side = side_of(found.bits, problem.lanes) if found is not None else 0
+    if found is not None and found.bits == 32 and SHORT < found.shorter < side:
+        side = SHORT  # the second square of a side of 9 to 15 overlaps the first
     if found is None or found.shorter < side:
         return False
     sch.annotate(block, SQUARES, side)

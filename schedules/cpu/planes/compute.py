@@ -1,7 +1,7 @@
 """Convolution of NCHW pictures as TE, on a copy of a task's planes with a border (plan.py).
 
     rows[n, ty, tx, c, f, r, e] = X[n, c, (ty*R + r + ..)*sy + fy, (tx*C + e + ..)*sx + fx], or zero outside
-    acc[n, ty, tx, p, j, b, s, q] = sum_{c, ky, kx} rows[n, ty, tx, c, f(ky, kx), at // P, at mod P] * Wp[p, c, ky, kx, j]
+    acc[n, ty, tx, p, j, b, s, q] = sum_{c, ky, kx} rows[n, ty, tx, c, f(ky, kx), at / P, at mod P] * W[p, c, ky, kx, j]
                                   at = q + place(b, s, ky, kx)
     out[n, o, y, x]               = acc[n, y / R, x / C, o / mr, o mod mr, .., (y mod S)*P + x mod C]
 

@@ -105,8 +105,8 @@ ROW_CYCLES, VECTOR_CYCLES = 16, 14
 """Of softmax, a row and a vector of it: 2,112 rows of 33 numbers take 52 us on one core of a Xeon, their bytes a tenth
 of that."""
 SHORT = 8
-"""Numbers of a row up to which LLVM writes its loops out; of longer ones that do not fill a vector it makes scalar loops,
-and they get shorter vectors, of which the last overlaps the one before: softmax of rows of 14 in a third of the time."""
+"""Numbers of a row up to which LLVM writes its loops out. Of longer ones that do not fill a vector it makes scalar
+loops: they get shorter vectors, the last of which overlaps the one before. Softmax of 14 takes a third of the time."""
 UNFIT = "another type than float32, or an empty shape"
 OPEN_ROW = "rows of an open length"
 NOT_LAST = "axes that are not the last"

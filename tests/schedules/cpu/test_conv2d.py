@@ -8,6 +8,7 @@ from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower, rewrite_kernels
 from tvmopt.schedules.cpu._inside import row_marks
+from tvmopt.schedules.cpu.conv2d.compute import _collide
 from tvmopt.schedules.cpu.conv2d.schedule import Conv2dProblem, choose_task, panel_chunks
 from tvmopt.targets import Machine
 
@@ -128,3 +129,25 @@ def test_a_border_times_weights_that_are_not_finite_is_computed(value):
     (y,), _ = run(build, [x], machines()[0], exact=True)
     want = definition(x, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
     assert (np.isnan(y) == np.isnan(want)).all() and (np.isinf(y) == np.isinf(want)).all()
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_pixels_that_share_a_set_of_l1_lie_apart(machine):
+    """26 pixels of 512 channels at a stride of 2 had one set of 12 lines: 56 GFLOP/s, and 190 since they lie apart."""
+    x, w = rand(1, 9, 52, 512), rand(72, 3, 3, 512)
+
+    def build(bb, x):
+        return relax.op.nn.conv2d(
+            x, relax.const(w), strides=(2, 2), padding=(1, 1, 1, 1), data_layout="NHWC", kernel_layout="OHWI"
+        )
+
+    (y,), how = run(build, [x], machine, cores=1)
+    close(y, definition(x, w, (2, 2), (1, 1, 1, 1), (1, 1), 1), 9 * 512)
+    assert [s.family for s in how.values()] == ["conv2d"]
+
+
+def test_which_pixels_share_a_set_of_l1():
+    machine = Machine.load("znver5")  # 12 ways of 4 KB, tiles of up to 28 pixels
+    assert _collide(1024, (26, 26), machine) and _collide(512, (26, 26), machine)
+    assert not _collide(512, (24, 24), machine) and not _collide(256, (28, 28), machine)
+    assert not _collide(1040, (56, 56), machine) and not _collide(1024, (7, 7), machine)
