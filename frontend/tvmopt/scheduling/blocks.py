@@ -181,12 +181,12 @@ def collapse_rows(sch: Schedule, main: Any, out: Any, rows: Sequence[int]) -> No
         return [flat, *index[depth:]]
 
     tail = len(sch.get(main).writes[0].region) - depth
-    sch.transform_layout(main, ("write", 0), _fixed(flatten, depth + tail))
-    sch.transform_block_layout(main, _fixed(flatten, len(sch.get_loops(main))))
-    sch.transform_block_layout(out, _fixed(flatten, len(sch.get_loops(out))))
+    sch.transform_layout(main, ("write", 0), named_arguments(flatten, depth + tail))
+    sch.transform_block_layout(main, named_arguments(flatten, len(sch.get_loops(main))))
+    sch.transform_block_layout(out, named_arguments(flatten, len(sch.get_loops(out))))
 
 
-def _fixed(fn: Any, arity: int) -> Any:
+def named_arguments(fn: Any, arity: int) -> Any:
     """`fn(*args)` with a fixed number of named arguments: TVM's IndexMap counts them in the signature."""
     names = ", ".join(f"i{k}" for k in range(arity))
     return eval(f"lambda {names}: fn({names})", {"fn": fn})

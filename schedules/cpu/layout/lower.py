@@ -3,8 +3,9 @@
     for c: for r: to[c, r] = from[r, c]     ->    for a task, for a tile of r:
                                                     square(to + ..., from + ...)       side x side numbers, tile.py
 
-Axes that lie together in both tensors count as one, so an image of 7 x 7 pixels is one of 49. The last square of an
-axis is moved up until it ends with the axis: it writes some numbers twice, and no square is smaller.
+Axes that lie together in both tensors count as one, so an image of 7 x 7 pixels is one of 49. Where neighbours come
+from several places in turn, as the phases of a transposed convolution do, a square takes as many of each. The last
+square of an axis is moved up until it ends with the axis: it writes some numbers twice, and no square is smaller.
 
 Measured, one core, float32, us, beside loops over squares of 16 numbers a side: 256 x 3136 272 and 85; 3136 x 64 65
 and 19; 256 x 4096, where rows of the square compete for the same lines of L1, 827 and 187. On a Xeon, whole rows before
@@ -38,6 +39,8 @@ RUN = 16
 BESIDE = 32
 """Squares along what is read that are done, one task after the other, before the next stretch of what is written: whole
 rows of a page, where single lines of it would be fetched again and again."""
+TURNS = (2, 4)
+"""Places from which neighbours come in turn: they divide every side."""
 LARGEST = 2**31 - 1
 """Numbers of a tensor that indices of 32 bits reach."""
 
@@ -63,18 +66,24 @@ class Transpose:
 
     Attributes:
         outer: axes around the square. read, written: along which neighbours are read, and written.
-        bits: of a number.
+        bits: of a number. turn: an axis within `written` whose steps come in turn, or None.
     """
 
     outer: tuple[Axis, ...]
     read: Axis
     written: Axis
     bits: int
+    turn: Axis | None = None
+
+    @property
+    def turns(self) -> int:
+        """Numbers that one step along `written` writes."""
+        return self.turn.extent if self.turn is not None else 1
 
     @property
     def shorter(self) -> int:
-        """The extent of the shorter side."""
-        return min(self.read.extent, self.written.extent)
+        """Numbers of the shorter side."""
+        return min(self.read.extent, self.written.extent * self.turns)
 
 
 def transpose_of(block: Any) -> Transpose | None:
@@ -88,7 +97,11 @@ def transpose_of(block: Any) -> Transpose | None:
     variables = [iv.var for iv in block.iter_vars]
     if any(int(iv.iter_type) != 0 or not isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
         return None
-    to, source = _steps(store.buffer, store.indices, variables), _steps(load.source, load.indices, variables)
+    known = Analyzer()
+    for iv in block.iter_vars:
+        known.bind(iv.var, iv.dom)
+    to = _steps(store.buffer, store.indices, variables, known)
+    source = _steps(load.source, load.indices, variables, known)
     if to is None or source is None:
         return None
     axes = _merged([int(iv.dom.extent) for iv in block.iter_vars], to, source)
@@ -96,14 +109,17 @@ def transpose_of(block: Any) -> Transpose | None:
     written = next((axis for axis in axes if axis.to == 1), None)
     if read is None or written is None or read is written:
         return None
-    return Transpose(tuple(a for a in axes if a is not read and a is not written), read, written, bits)
+    turn = None
+    if written.extent in TURNS and (longer := next((a for a in axes if a.to == written.extent), read)) is not read:
+        turn, written = written, longer
+    return Transpose(tuple(a for a in axes if a not in (read, written, turn)), read, written, bits, turn)
 
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the loops of its annotated blocks replaced; itself where it has none."""
     if not isinstance(func.body, SBlockRealize) or not any(SQUARES in b.annotations for b in blocks_of(func)):
         return func
-    functions: dict[tuple[int, int], str] = {}
+    functions: dict[tuple[int, int, int], str] = {}
 
     def loop(node: Any, mutator: Any) -> Any:
         inner = node.body
@@ -116,23 +132,24 @@ def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
         found = transpose_of(inner.block)
         if found is None or found.shorter < side:  # it has changed since it was scheduled
             return mutator.default_mutate(node)
-        functions[side, found.bits] = llvm_function(side, found.bits)
+        functions[side, found.bits, found.turns] = llvm_function(side, found.bits, found.turns)
         return _tasks(inner.block, found, side, bool(notes[THREADS]))
 
     body = structural_mutate(func.body, ((tirx.For, loop),))
     return with_llvm(func, body, "".join(functions.values())) if functions else func
 
 
-def _steps(buffer: Any, indices: Sequence[Any], variables: Sequence[Any]) -> list[int] | None:
-    """By how many numbers an access advances along each variable; None where it is not linear."""
+def _steps(buffer: Any, indices: Sequence[Any], variables: Sequence[Any], known: Any) -> list[int] | None:
+    """By how many numbers an access advances along each variable, whose ranges are `known`; None where it is not
+    linear."""
     shape = list(buffer.shape)
     if not all(isinstance(d, tirx.IntImm) for d in shape) or prod(int(d) for d in shape) > LARGEST:
         return None
     strides = list(buffer.strides) or [prod(int(d) for d in shape[i + 1 :]) for i in range(len(shape))]
     place: Any = tirx.const(0, "int32")
     for index, stride in zip(indices, strides, strict=True):
-        place = place + index * stride
-    linear = detect_linear_equation(Analyzer().simplify(place), list(variables))
+        place = place + known.simplify(index) * stride
+    linear = detect_linear_equation(known.simplify(place), list(variables))
     if len(linear) != len(variables) + 1 or not all(isinstance(step, tirx.IntImm) for step in linear[:-1]):
         return None
     return [int(step) for step in linear[:-1]]
@@ -154,7 +171,7 @@ def _merged(extents: Sequence[int], to: Sequence[int], source: Sequence[int]) ->
 
 def _tasks(block: Any, found: Transpose, side: int, parallel: bool) -> Any:
     """The loops over tasks and squares."""
-    columns, rows = (-(-axis.extent // side) for axis in (found.read, found.written))
+    columns, rows = -(-found.read.extent // side), -(-found.written.extent * found.turns // side)
     runs = -(-rows // RUN)
     run = -(-rows // runs)
     task, step = tirx.Var("task", "int32"), tirx.Var("square", "int32")
@@ -166,7 +183,8 @@ def _tasks(block: Any, found: Transpose, side: int, parallel: bool) -> Any:
     for axis in reversed(found.outer):
         rest, places[axis] = rest // axis.extent, rest % axis.extent
     places[found.read] = tirx.min(column * side, found.read.extent - side)
-    places[found.written] = tirx.min((chunk * run + step) * side, found.written.extent - side)
+    each = side // found.turns
+    places[found.written] = tirx.min((chunk * run + step) * each, found.written.extent - each)
     here = {var: tirx.const(0, "int32") for var in (iv.var for iv in block.iter_vars)}
     extents = [int(iv.dom.extent) for iv in block.iter_vars]
     for axis, place in places.items():
@@ -180,9 +198,10 @@ def _tasks(block: Any, found: Transpose, side: int, parallel: bool) -> Any:
         return address_of(tirx.BufferLoad(buffer, where))
 
     store = block.body
-    strides = (tirx.const(found.read.to, "int64"), tirx.const(found.written.source, "int64"))
+    apart = [found.read.to, found.written.source, *([found.turn.source] if found.turn is not None else [])]
+    strides = [tirx.const(numbers, "int64") for numbers in apart]
     addresses = (at(store.buffer, store.indices), at(store.value.source, store.value.indices))
-    call = tirx.Evaluate(tirx.call_extern("void", function_name(side, found.bits), *addresses, *strides))
+    call = tirx.Evaluate(tirx.call_extern("void", function_name(side, found.bits, found.turns), *addresses, *strides))
     squares = tirx.For(step, 0, run, tirx.ForKind.SERIAL, call)
     tasks = prod(axis.extent for axis in found.outer) * columns * runs
     kind = tirx.ForKind.PARALLEL if parallel and tasks > 1 else tirx.ForKind.SERIAL

@@ -22,9 +22,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm.sym import Analyzer
+from tvm_ffi import structural_walk
+
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
 from tvmopt.schedules.cpu.layout.lower import SQUARES, THREADS, transpose_of
 from tvmopt.schedules.cpu.layout.tile import side_of
+from tvmopt.scheduling.blocks import named_arguments
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
@@ -65,6 +71,8 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
         axes = transposed(here) if here is not None and here.trivial else None
         ways = interleaved(here) if here is not None and here.trivial else None
         if axes is not None and _in_registers(sch, block, problem, knobs):
+            continue
+        if here is not None and here.trivial and _in_turns(sch, block, problem, knobs):
             continue
         if here is not None and axes is not None and len(sch.get_loops(block)) == len(here.extents):
             _transpose(sch, block, here, axes, knobs)
@@ -172,13 +180,58 @@ def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) ->
     """Mark a block that only transposes for :func:`lower.finish`; whether it is one."""
     found = transpose_of(sch.get(block))
     side = side_of(found.bits, problem.lanes) if found is not None else 0
-    if found is not None and found.bits == 32 and SHORT < found.shorter < side:
+    least = SHORT if found is not None and found.turn is not None else SHORT + 1
+    if found is not None and found.bits == 32 and least <= found.shorter < side:
         side = SHORT  # the second square of a side of 9 to 15 overlaps the first
     if found is None or found.shorter < side:
         return False
     sch.annotate(block, SQUARES, side)
     sch.annotate(block, THREADS, knobs["parallel"])
     return True
+
+
+def _in_turns(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) -> bool:
+    """Split axes whose places are read as quotient and remainder, where registers do the transpose that it is then;
+    whether they do. The pixels of a transposed convolution's result are such: its phases lie next to each other."""
+    parts = _quotients(sch.get(block))
+    if not parts:
+        return False
+
+    def split(*axes: Any) -> list[Any]:
+        pairs = [(axis // by, axis % by) if by > 1 else (axis,) for axis, by in zip(axes, parts, strict=True)]
+        return [part for pair in pairs for part in pair]
+
+    places = named_arguments(split, len(parts))
+    trial = sch.copy()
+    here = trial.get_sblock(sch.get(block).name_hint)
+    trial.transform_block_layout(here, places)
+    if not _in_registers(trial, here, problem, knobs):
+        return False
+    sch.transform_block_layout(block, places)
+    return _in_registers(sch, block, problem, knobs)
+
+
+def _quotients(block: Any) -> list[int]:
+    """By which number each axis of a block is divided in the places that it reads, 1: by none; empty where no axis is,
+    or one by several."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, TensorLoad):
+        return []
+    variables = [iv.var for iv in block.iter_vars]
+    known = Analyzer()
+    for iv in block.iter_vars:
+        known.bind(iv.var, iv.dom)
+    found: list[set[int]] = [set() for _ in variables]
+
+    def look(node: Any) -> None:
+        for i, var in enumerate(variables):
+            if var.same_as(node.a) and isinstance(node.b, tirx.IntImm):
+                found[i].add(int(node.b))
+
+    for index in store.value.indices:
+        structural_walk(known.simplify(index), ((tirx.FloorDiv, look), (tirx.FloorMod, look)))
+    fits = all(int(iv.dom.extent) % by == 0 for iv, each in zip(block.iter_vars, found, strict=True) for by in each)
+    return [min(each, default=1) for each in found] if fits and max(map(len, found)) == 1 else []
 
 
 def _transpose(sch: Any, block: Any, here: BlockFacts, axes: tuple[int, int], knobs: Knobs) -> None:

@@ -11,9 +11,9 @@ Shuffle = Callable[[str, str, Sequence[int]], str]
 """`shuffle(a, b, lanes)`: the name of a vector with these lanes of `a` and, counted on, of `b`."""
 
 
-def function_name(side: int, bits: int) -> str:
-    """What the function for squares of this side, of numbers of so many bits, is called."""
-    return f"tvmopt_transpose_{side}_{bits}"
+def function_name(side: int, bits: int, turns: int = 1) -> str:
+    """What the function for squares of this side, of numbers of so many bits, in so many turns, is called."""
+    return f"tvmopt_transpose_{side}_{bits}" + (f"_{turns}" if turns > 1 else "")
 
 
 def side_of(bits: int, lanes: int) -> int:
@@ -47,9 +47,10 @@ def alternate(side: int, part: int, odd: bool) -> list[int]:
     return [start + i for start in range(part if odd else 0, 2 * side, 2 * part) for i in range(part)]
 
 
-def llvm_function(side: int, bits: int) -> str:
-    """`void f(ptr to, ptr from, i64 to_stride, i64 from_stride)`, strides in numbers: `to[j, i] = from[i, j]` for a
-    square of `side` rows.
+def llvm_function(side: int, bits: int, turns: int = 1) -> str:
+    """`void f(ptr to, ptr from, i64 to_stride, i64 from_stride, i64 turn_stride)`, strides in numbers:
+    `to[j, i] = from[i, j]` for a square of `side` rows. With turns, so many rows that follow each other are
+    `turn_stride` apart, and the next ones `from_stride` from those; without, the last argument is left out.
 
     Rows are interleaved within parts of 128 bits until each part holds a piece of one column, then the parts
     of rows are put together: log2(side) shuffles a row in all.
@@ -70,14 +71,20 @@ def llvm_function(side: int, bits: int) -> str:
         offset = emit(f"mul i64 {stride}, {index}")
         return emit(f"getelementptr {kind}, ptr {base}, i64 {offset}")
 
-    places = [row("%from", "%from_stride", i) for i in range(side)]
+    def place_of(index: int) -> str:
+        base = row("%from", "%from_stride", index // turns)
+        return row(base, "%turn_stride", index % turns) if turns > 1 else base
+
+    places = [place_of(i) for i in range(side)]
     rows = [emit(f"load {vector}, ptr {place}, align {bits // 8}") for place in places]
     pieces = [_columns(rows[start : start + part], side, part, shuffle) for start in range(0, side, part)]
     for j in range(part):
         for at, whole in enumerate(_together([piece[j] for piece in pieces], side, part, shuffle)):
             place = row("%to", "%to_stride", at * part + j)
             lines.append(f"  store {vector} {whole}, ptr {place}, align {bits // 8}")
-    head = f"define void @{function_name(side, bits)}(ptr %to, ptr %from, i64 %to_stride, i64 %from_stride)"
+    more = ", i64 %turn_stride" if turns > 1 else ""
+    name = function_name(side, bits, turns)
+    head = f"define void @{name}(ptr %to, ptr %from, i64 %to_stride, i64 %from_stride{more})"
     return "\n".join([f"{head} alwaysinline nounwind willreturn {{", *lines, "  ret void", "}"]) + "\n"
 
 

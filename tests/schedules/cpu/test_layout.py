@@ -86,6 +86,35 @@ def test_squares_of_a_part_of_a_concatenation():
     np.testing.assert_array_equal(y, np.concatenate([x.transpose(0, 2, 3, 1), z.transpose(0, 2, 3, 1)], axis=3))
 
 
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float16", "int64"])
+@pytest.mark.parametrize("turns", [2, 3, 4])
+@pytest.mark.parametrize("long, read", [(8, 7), (9, 8), (4, 16), (31, 17), (33, 32), (7, 15), (160, 9)])
+def test_neighbours_that_come_from_several_places_in_turn(machine, dtype, turns, long, read):
+    x = np.random.default_rng(1).integers(-100, 100, (long, 3, turns, read)).astype(dtype)
+    (y,), how = run(lambda bb, x: relax.op.permute_dims(x, (3, 1, 0, 2)), [x], machine)
+    np.testing.assert_array_equal(y, x.transpose(3, 1, 0, 2))
+    assert [s.family for s in how.values()] == ["layout"]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("by", [2, 3, 4])
+@pytest.mark.parametrize("height, width, channels", [(5, 8, 16), (3, 9, 8), (1, 31, 33), (7, 7, 9)])
+def test_phases_of_a_transposed_convolution(machine, by, height, width, channels):
+    """Pixels and phases as one axis, [N, H, W, s, s, C] to [N, C, H * s, W * s]: read as quotient and remainder."""
+    (x,) = (np.arange(2 * height * width * by * by * channels, dtype=F).reshape(2, height, width, by * by * channels),)
+
+    def build(bb, x):
+        parts = bb.emit(relax.op.reshape(x, (2, height, width, by, by, channels)))
+        turned = bb.emit(relax.op.permute_dims(parts, (0, 5, 1, 3, 2, 4)))
+        return relax.op.reshape(turned, (2, channels, height * by, width * by))
+
+    (y,), how = run(build, [x], machine)
+    want = x.reshape(2, height, width, by, by, channels).transpose(0, 5, 1, 3, 2, 4)
+    np.testing.assert_array_equal(y, want.reshape(y.shape))
+    assert {s.family for s in how.values()} == {"layout"}
+
+
 def test_which_blocks_are_squares():
     def found(make, *shapes):
         func, _ = prim(make, *shapes)
@@ -98,6 +127,9 @@ def test_which_blocks_are_squares():
     assert cast is None and moved.bits == 64
     assert found(lambda x: topi.strided_slice(x, (0, 0), (24, 20), (1, 2)), (24, 20)) == [None]
     assert found(lambda x: topi.reshape(x, (20, 24)), (24, 20)) == [None]
+    (phases,) = found(lambda x: topi.transpose(x, (3, 1, 0, 2)), (40, 3, 2, 64))
+    assert (phases.turns, phases.turn.source, phases.written.extent, phases.shorter) == (2, 64, 40, 64)
+    assert found(lambda x: topi.transpose(x, (3, 1, 0, 2)), (40, 3, 3, 64))[0].turn is None
 
 
 def test_short_axes_interleave(scheduled, execute, machine):
