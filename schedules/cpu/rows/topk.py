@@ -6,7 +6,13 @@ n comparisons and, for random order, k log(n / k) sinkings of log k steps; TVM's
 the one with the lower index comes first, as ONNX asks: a later element never beats an equal one. NaN is larger than
 every number, as for NumPy. The results' own memory holds the heap.
 
+A few are a sorted list in registers instead, into which a number is put by comparing it with all of them at once. And
+blocks of two vectors without one that beats the last are passed over.
+
 The largest one alone needs no heap: it stands where ArgMax (positions.py) finds it, in two passes of vectors.
+
+Measured   Zen 5, one core, us for 100 rows, in brackets the heap and onnxruntime: 5 of 8400 114 (485, 335), 5 of 1000
+           40 (94, 65)
 """
 
 from __future__ import annotations
@@ -30,7 +36,9 @@ from tvmopt.lowering.loops import (
     new_buffer,
     prim_func,
     seq,
+    splat,
     store,
+    vector,
 )
 from tvmopt.schedules.cpu.rows import positions
 from tvmopt.schedules.cpu.rows.program import Row
@@ -41,6 +49,20 @@ Expr = Any
 DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 LOW_FLOATS = ("float16", "bfloat16")
 """Compared in float32, which has every one of their numbers."""
+
+FEW = 8
+"""Numbers of a list that is kept in registers."""
+PASSED = 2
+"""Vectors of a block that is passed over where none of its numbers counts."""
+
+
+def _beats(a: Expr, b: Expr, largest: bool, real: bool) -> Expr:
+    """Whether value a is better than value b; NaN is larger than every number."""
+    before = a > b if largest else a < b
+    if not real:
+        return before
+    nan, other = (a, b) if largest else (b, a)
+    return tirx.any(before, tirx.all(tirx.isnan(nan), tirx.Not(tirx.isnan(other))))
 
 
 class _Heap:
@@ -62,12 +84,7 @@ class _Heap:
         return [store(self.values, value, self.row, k), store(self.indices, index, self.row, k)]
 
     def beats(self, a: Expr, b: Expr) -> Expr:
-        """Whether value a is better than value b; NaN is larger than every number."""
-        before = a > b if self.largest else a < b
-        if not self.real:
-            return before
-        nan, other = (a, b) if self.largest else (b, a)
-        return tirx.any(before, tirx.all(tirx.isnan(nan), tirx.Not(tirx.isnan(other))))
+        return _beats(a, b, self.largest, self.real)
 
     def equal(self, a: Expr, b: Expr) -> Expr:
         """Whether neither is better."""
@@ -94,11 +111,99 @@ class _Heap:
         ])  # fmt: skip
 
 
-def kernel(rows: int, n: int, k: int, dtype: str, place: str, largest: bool) -> Any:
-    """A PrimFunc [rows, n] -> values [rows, k], indices [rows, k]."""
+class _List:
+    """Statements over the best `k` of a row so far, in order, in registers."""
+
+    def __init__(self, k: int, dtype: str, place: str, largest: bool) -> None:
+        self.k, self.place, self.largest, self.real = k, place, largest, dtype.startswith("float")
+        self.values, self.indices = new_buffer("best", k, dtype=dtype), new_buffer("where", k, dtype=place)
+        self.behind, self.offered = new_buffer("behind", k, dtype="int32"), new_buffer("offered", 1, dtype=dtype)
+        self.buffers = [self.values, self.indices, self.behind, self.offered]
+
+    def put(self, value: Expr, index: Expr, count: int) -> Any:
+        """A number into a list of `count`, behind those that it does not beat; the last of `k` falls out."""
+        offered, place = load(self.offered, 0), index.astype(self.place)
+        found = [store(self.offered, value, 0)]
+        for j in range(count):
+            beaten = _beats(offered, load(self.values, j), self.largest, self.real)
+            found.append(store(self.behind, tirx.Select(beaten, tirx.const(1, "int32"), tirx.const(0, "int32")), j))
+        for j in reversed(range(min(count + 1, self.k))):
+            for buffer, new in ((self.values, offered), (self.indices, place)):
+                moved = tirx.Select(load(self.behind, j - 1) > 0, load(buffer, j - 1), new) if j else new
+                kept = tirx.Select(load(self.behind, j) > 0, moved, load(buffer, j)) if j < count else moved
+                found.append(store(buffer, kept, j))
+        return seq(found)
+
+    def none_counts(self, vectors: list[Expr], lanes: int) -> tuple[list[Any], Expr, list[Any]]:
+        """Statements, whether no number of some vectors beats the last of the list, and buffers of the statements."""
+        worst = tirx.Broadcast(load(self.values, self.k - 1), lanes)
+        ones = [
+            tirx.Select(_beats(v, worst, self.largest, self.real), splat(1, lanes, "int32"), splat(0, lanes, "int32"))
+            for v in vectors
+        ]
+        total, found, buffers = sum(ones[1:], ones[0]), [], []
+        while True:
+            buffer = new_buffer(f"hits{lanes}", lanes, dtype="int32")
+            buffers.append(buffer)
+            found.append(store(buffer, total, vector(0, lanes)))
+            if lanes == 1:
+                return found, load(buffer, 0).equal(0), buffers
+            lanes //= 2
+            total = load(buffer, vector(0, lanes)) + load(buffer, vector(lanes, lanes))
+
+
+def few(rows: int, n: int, k: int, dtype: str, place: str, largest: bool, lanes: int) -> Any:
+    """The PrimFunc of :func:`kernel` for a list in registers."""
+    x, values, indices, row = _arguments(rows, n, k, dtype, place)
+    best = _List(k, dtype, place, largest)
+
+    def offer(i: Expr) -> Any:
+        counts = _beats(load(x, row, i), load(best.values, k - 1), largest, best.real)
+        return tirx.IfThenElse(counts, best.put(load(x, row, i), i, k), None)
+
+    body = [best.put(load(x, row, i), const_index(i), i) for i in range(k)]
+    width, buffers = PASSED * lanes, list(best.buffers)
+    blocks = (n - k) // width
+
+    def block(b: Expr) -> Any:
+        first = b * width + k
+        vectors = [load(x, row, vector(first + v * lanes, lanes)) for v in range(PASSED)]
+        look, none, more = best.none_counts(vectors, lanes)
+        buffers.extend(more)
+        return seq([*look, tirx.IfThenElse(none, tirx.Evaluate(0), loop(width, lambda i: offer(first + i), "i"))])
+
+    if blocks:
+        body.append(loop(blocks, block, "b"))
+    if rest := n - k - blocks * width:
+        body.append(loop(rest, lambda i: offer(i + (n - rest)), "i"))
+    for j in range(k):
+        body += [store(values, load(best.values, j), row, j), store(indices, load(best.indices, j), row, j)]
+    return _of_rows(x, values, indices, row, body, buffers, rows * (n / 4 + 60 * k))
+
+
+def _arguments(rows: int, n: int, k: int, dtype: str, place: str) -> tuple[Any, Any, Any, Any]:
+    """x, values and indices, and the variable of a row."""
     shapes = ((dtype, "x", n), (dtype, "values", k), (place, "indices", k))
     x, values, indices = (new_buffer(name, rows, size, dtype=kind) for kind, name, size in shapes)
-    row = tirx.Var("row", INDEX)
+    return x, values, indices, tirx.Var("row", INDEX)
+
+
+def _of_rows(x: Any, values: Any, indices: Any, row: Any, body: list[Any], buffers: list[Any], time: float) -> Any:
+    """The PrimFunc whose rows have these statements and buffers; `time`: of all, in nanoseconds."""
+
+    def of_row(buffer: Any) -> Any:
+        return BufferRegion(buffer, [Range.from_min_extent(row, const_index(1)), everything(buffer).region[1]])
+
+    block = nest(
+        "topk", [(row, int(x.shape[0]))], ["r"], [of_row(x)], [of_row(values), of_row(indices)], seq(body), buffers,
+        {"tvmopt.kernel": "rows", NANOSECONDS: time},
+    )  # fmt: skip
+    return prim_func([x, values, indices], block, OPAQUE)
+
+
+def kernel(rows: int, n: int, k: int, dtype: str, place: str, largest: bool) -> Any:
+    """A PrimFunc [rows, n] -> values [rows, k], indices [rows, k]."""
+    x, values, indices, row = _arguments(rows, n, k, dtype, place)
     heap = _Heap(values, indices, row, largest)
 
     def enter(at: Expr, i: Expr) -> list[Any]:
@@ -123,15 +228,7 @@ def kernel(rows: int, n: int, k: int, dtype: str, place: str, largest: bool) -> 
         body.append(loop(n - k, offer, "i"))
     if k > 1:
         body.append(loop(k - 1, swap, "e"))
-
-    def of_row(buffer: Any) -> Any:
-        return BufferRegion(buffer, [Range.from_min_extent(row, const_index(1)), everything(buffer).region[1]])
-
-    block = nest(
-        "topk", [(row, rows)], ["r"], [of_row(x)], [of_row(values), of_row(indices)], seq(body), heap.buffers,
-        {"tvmopt.kernel": "rows", NANOSECONDS: rows * (n + 60 * k)},
-    )  # fmt: skip
-    return prim_func([x, values, indices], block, OPAQUE)
+    return _of_rows(x, values, indices, row, body, heap.buffers, rows * (n + 60 * k))
 
 
 def single(rows: int, n: int, dtype: str, largest: bool, lanes: int) -> Any:
@@ -172,13 +269,15 @@ def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     first = largest or not dtype.startswith("float")  # ArgMin puts NaN before every number
     if k == 1 and place == "int64" and n < 2**31 and first:
         func = single(rows, n, dtype, largest, machine.lanes())
+    elif k <= FEW:
+        func = few(rows, n, k, dtype, place, largest, machine.lanes() // (2 if dtype.endswith("64") else 1))
     else:
         func = kernel(rows, n, k, dtype, place, largest)
     types = [relax.TensorType([rows, k], dtype), relax.TensorType([rows, k], place)]
     both = bb.emit(relax.call_tir(bb.add_func(func, "topk"), [flat(bb, x, (rows, n))], types))
 
     def shaped(i: int) -> Any:
-        y = bb.emit(relax.op.reshape(bb.emit(relax.TupleGetItem(both, i)), (*turned[:-1], k)))
+        y = flat(bb, bb.emit(relax.TupleGetItem(both, i)), (*turned[:-1], k))
         if i == 0 and declared != dtype:
             y = bb.emit(relax.op.astype(y, declared))
         return y if axis == last else bb.emit(relax.op.permute_dims(y, [order.index(i) for i in range(len(order))]))

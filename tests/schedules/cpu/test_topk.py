@@ -43,6 +43,25 @@ def test_ties_and_order(k, largest):
     assert families == {"rows"}
 
 
+@pytest.mark.parametrize("n", [2, 9, 31, 33, 40, 41, 73, 104, 300])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64"])
+@pytest.mark.parametrize("largest", [True, False])
+def test_lists_in_registers_and_blocks_that_are_passed_over(n, dtype, largest):
+    """From rising numbers, of which all count, to falling ones, of which none does; equals, infinities and NaN."""
+    rng = np.random.default_rng(n)
+    x = np.stack([np.arange(n), -np.arange(n), rng.integers(-3, 3, n), rng.permutation(n), np.zeros(n)]) % 127
+    x[1] = np.sort(x[1])[::-1]
+    x = x.astype(dtype)
+    if dtype.startswith("float"):
+        x[2, rng.integers(0, n, n // 8)] = np.inf
+        x[3, rng.integers(0, n, n // 8)] = -np.inf
+    for k in range(2, min(n, 8) + 1):
+        got, families = run(x, k, largest=largest)
+        for a, b in zip(got, definition(x.astype("float64"), k, largest=largest), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert families == {"rows"}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8", "uint16"])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_axes_and_types(dtype, axis):
