@@ -20,6 +20,8 @@ from tvmopt.scheduling.open_loops import STEP
 from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
 from tvmopt.targets import Machine
 
+STRIPS = (512, 64, 128, 256)
+"""Elements of a strip of a reduction whose results lie next to each other: what is usual, and what else is tried."""
 SHORT_ROW = 256
 """Numbers of a row below which the start and the end of its loop count."""
 MANY_ROWS = 64
@@ -137,12 +139,23 @@ def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, par
     if inner is not None:
         outer = [i for i in spatial if i != inner]
         sch.reorder(*[loops[i] for i in (*outer, *reduce, inner)])
-        block_outer, strip = sch.split(loops[inner], [None, largest_divisor(here.extents[inner], limit)])
+        block_outer, strip = sch.split(loops[inner], [None, strip_of(here.extents[inner], limit, machine.lanes())])
         sch.reorder(*[loops[i] for i in outer], block_outer, *[loops[i] for i in reduce], strip)
         _threads(sch, [*[loops[i] for i in outer], block_outer], parallel)
         return
     _threads(sch, [loops[i] for i in spatial], parallel)
     _partial_sums(sch, block, here, machine)
+
+
+def strip_of(extent: int, limit: int, lanes: int) -> int:
+    """A divisor of `extent` of at most `limit`, in whole vectors where it has one.
+
+    >>> strip_of(784, 512, 16), strip_of(768, 512, 16), strip_of(1089, 512, 16)
+    (112, 384, 363)
+    """
+    if extent % lanes or limit < lanes:
+        return largest_divisor(extent, limit)
+    return lanes * largest_divisor(extent // lanes, limit // lanes)
 
 
 def _threads(sch: Any, loops: list[Any], parallel: bool) -> None:

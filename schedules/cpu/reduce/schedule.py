@@ -16,15 +16,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_cheap, reduction_nest, spatial_nest
+from tvmopt.schedules.cpu._loops import STRIPS, inline_cheap, reduction_nest, spatial_nest
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
 from tvmopt.targets import Machine
 
-STRIPS = (512, 64, 128, 256)
-"""Elements of a strip: what is usual, and what else is tried."""
 NARROWEST = 64
 
 

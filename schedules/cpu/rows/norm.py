@@ -34,6 +34,7 @@ from tvmopt.lowering.common import (
 from tvmopt.lowering.loops import INDEX, NANOSECONDS, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.schedules.cpu._loops import STRIPS, strip_of
 from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
 from tvmopt.schedules.cpu.rows.program import Row
@@ -376,6 +377,27 @@ def _of_everything(bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[in
     return _reshaped(bb, _emit(bb, [row], (1,), (1,), parts, machine, program, f"{kind}_rows"), (1,), out)
 
 
+def _across(
+    bb: relax.BlockBuilder, x: Any, shape: Sequence[Any], axes: list[int], out: Sequence[Any], kind: str,
+    machine: Machine,
+) -> Any:  # fmt: skip
+    """A reduction over neighbouring axes before the last one, if the rest has no long strips of whole vectors: LLVM's
+    loops add those up in memory, and a tail number by number. What is computed on the way is fused to them alone."""
+    first, last = axes[0], axes[-1] + 1
+    if not all(isinstance(d, int) for d in shape) or last - first != len(axes):
+        return Declined(NOT_LAST)
+    view = (prod(shape[:first]), prod(shape[first:last]), prod(shape[last:]))
+    lanes = machine.lanes()
+    even = view[2] % lanes == 0 and strip_of(view[2], STRIPS[0], lanes) >= STRIPS[0] // 2
+    if view[2] < lanes or even or view[1] < across.WAYS:
+        return Declined(NOT_LAST)
+    if view[2] >= across.VECTORS * lanes and isinstance(bb.lookup_binding(x), relax.Call):
+        return Declined(NOT_LAST)
+    func, result = across.reduction(view, kind, machine), relax.TensorType([view[0], view[2]], "float32")
+    y = relax.call_tir(bb.add_func(func, f"{kind}_across"), [flat(bb, x, view)], result)
+    return _reshaped(bb, y, (view[0], view[2]), out)
+
+
 def _reduction(kind: str) -> Any:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
@@ -385,7 +407,7 @@ def _reduction(kind: str) -> Any:
         axes = call.attrs.axis if call.attrs.axis is not None else range(len(shape))
         count = trailing(axes, len(shape))
         if count is None:
-            return Declined(NOT_LAST)
+            return _across(bb, x, shape, sorted(int(a) % len(shape) for a in axes), out, kind, machine)
         if len(shape) == count:
             known = all(isinstance(d, int) for d in shape)
             return _of_everything(bb, x, prod(shape), out, kind, machine) if known else Declined(OPEN_ROW)
