@@ -17,7 +17,7 @@ from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.open_loops import STEP
-from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
+from tvmopt.scheduling.strides import along, contiguous_suffix, vector_axis
 from tvmopt.targets import Machine
 
 STRIPS = (512, 64, 128, 256)
@@ -137,9 +137,12 @@ def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, par
     reduce = [i for i, kind in enumerate(here.kinds) if kind == "R"]
     inner = vector_axis(here, spatial)
     if inner is not None:
-        outer = [i for i in spatial if i != inner]
-        sch.reorder(*[loops[i] for i in (*outer, *reduce, inner)])
-        block_outer, strip = sch.split(loops[inner], [None, strip_of(here.extents[inner], limit, machine.lanes())])
+        group = lying_together(here, spatial, inner)
+        outer = [i for i in spatial if i not in group]
+        sch.reorder(*[loops[i] for i in (*outer, *reduce, *group)])
+        row = sch.fuse(*[loops[i] for i in group]) if len(group) > 1 else loops[inner]
+        length = math.prod(here.extents[i] for i in group)
+        block_outer, strip = sch.split(row, [None, strip_of(length, limit, machine.lanes())])
         sch.reorder(*[loops[i] for i in outer], block_outer, *[loops[i] for i in reduce], strip)
         _threads(sch, [*[loops[i] for i in outer], block_outer], parallel)
         return
@@ -147,15 +150,29 @@ def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, par
     _partial_sums(sch, block, here, machine)
 
 
-def strip_of(extent: int, limit: int, lanes: int) -> int:
-    """A divisor of `extent` of at most `limit`, in whole vectors where it has one.
+def lying_together(here: BlockFacts, spatial: list[int], inner: int) -> list[int]:
+    """The contiguous axis, and those before it that lie together with it wherever the block reads and writes."""
+    group = [inner]
+    accesses = [*here.loads, *([here.store] if here.store is not None else [])]
+    for axis in reversed(spatial[: spatial.index(inner)]):
+        steps = [(along(here, access, axis), along(here, access, group[0])) for access in accesses]
+        if not all(step is not None and step == here.extents[group[0]] * (other or 0) for step, other in steps):
+            break
+        group.insert(0, axis)
+    return group
 
-    >>> strip_of(784, 512, 16), strip_of(768, 512, 16), strip_of(1089, 512, 16)
-    (112, 384, 363)
+
+def strip_of(extent: int, limit: int, lanes: int) -> int:
+    """A divisor of `extent` of about `limit`, in whole vectors where it has one: twice as long rather than short, for the
+    sums of a strip of few vectors wait for each other.
+
+    >>> strip_of(784, 512, 16), strip_of(768, 512, 16), strip_of(1089, 512, 16), strip_of(3136, 512, 16)
+    (784, 384, 363, 448)
     """
     if extent % lanes or limit < lanes:
         return largest_divisor(extent, limit)
-    return lanes * largest_divisor(extent // lanes, limit // lanes)
+    found, longer = (lanes * largest_divisor(extent // lanes, most // lanes) for most in (limit, 2 * limit))
+    return found if 2 * found >= limit else longer
 
 
 def _threads(sch: Any, loops: list[Any], parallel: bool) -> None:

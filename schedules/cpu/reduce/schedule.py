@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import STRIPS, inline_cheap, reduction_nest, spatial_nest
+from tvmopt.schedules.cpu._loops import STRIPS, inline_cheap, lying_together, reduction_nest, spatial_nest
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
@@ -28,7 +28,7 @@ NARROWEST = 64
 
 @dataclass(frozen=True)
 class ReductionProblem:
-    """machine: for its lanes; nanoseconds: one core's time, roughly; columns: of the contiguous axis; rows: results,
+    """machine: for its lanes; nanoseconds: one core's time, roughly; columns: of the contiguous axes; rows: results,
     divided by these."""
 
     machine: Machine
@@ -52,7 +52,7 @@ def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
     inner = vector_axis(here, spatial)
     if inner is None:
         return None
-    columns = here.extents[inner]
+    columns = math.prod(here.extents[i] for i in lying_together(here, spatial, inner))
     rows = math.prod(here.extents[i] for i in spatial) // columns
     return ReductionProblem(machine, sum(b.nanoseconds(machine) for b in blocks), rows, columns)
 
