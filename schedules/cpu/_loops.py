@@ -163,8 +163,8 @@ def lying_together(here: BlockFacts, spatial: list[int], inner: int) -> list[int
 
 
 def strip_of(extent: int, limit: int, lanes: int) -> int:
-    """A divisor of `extent` of about `limit`, in whole vectors where it has one: twice as long rather than short, for the
-    sums of a strip of few vectors wait for each other.
+    """A divisor of `extent` of about `limit`, in whole vectors where it has one: twice as long rather than short, for
+    the sums of a strip of few vectors wait for each other.
 
     >>> strip_of(784, 512, 16), strip_of(768, 512, 16), strip_of(1089, 512, 16), strip_of(3136, 512, 16)
     (784, 384, 363, 448)

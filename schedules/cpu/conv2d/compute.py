@@ -37,7 +37,7 @@ from tvmopt.lowering.common import (
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
 from tvmopt.lowering.window import Border, border_marks, with_pad
-from tvmopt.schedules.cpu._inside import row_marks
+from tvmopt.schedules.cpu._inside import COLUMNS, column_marks, row_marks
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
@@ -84,9 +84,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     together = {"float32": 1, "bfloat16": 2, "uint8": WORD}[kind]
     more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
-    marks = (
-        {} if is_open((*xs[1:3], *out)) else _rows_outside(kind, value, border, xs[1], out[0], strides[0], dilation[0])
-    )
+    marks = {} if is_open((*xs[1:3], *out)) else _outside(kind, value, border, xs[1:3], out, strides, dilation)
 
     if kind == "float32" and _collide(strides[1] * xs[3], out, machine):
         marks |= {APART: machine.line // 4}
@@ -198,14 +196,18 @@ def _rows(data: te.Tensor, border: Border, taps: tuple[int, int]) -> te.Tensor:
     return te.compute(extent, value, name="pad", attrs={"tvmopt.kernel": "pad"})
 
 
-def _rows_outside(
-    kind: str, weight: np.ndarray | None, border: Border, size: int, out: int, stride: int, dilation: int
-) -> dict[str, int]:
-    """The marks of the block whose rows of taps are left out where they lie outside. Zeros of the border times weights
-    that are not finite are no zeros."""
+def _outside(
+    kind: str, weight: np.ndarray | None, border: Border, size: Sequence[int], out: Sequence[int],
+    strides: Sequence[int], dilation: Sequence[int],
+) -> dict[str, int]:  # fmt: skip
+    """The marks of the block whose taps are left out where they lie outside. Zeros of the border times weights that are
+    not finite are no zeros."""
     if kind != "float32" or border.fill or weight is None or not np.isfinite(weight).all():
         return {}
-    return row_marks(weight.shape[1], stride, dilation, border.top, size, out)
+    _, high, wide, _ = weight.shape
+    rows = row_marks(high, strides[0], dilation[0], border.top, size[0], out[0])
+    columns = column_marks(wide, strides[1], dilation[1], border.left, size[1], out[1])
+    return rows | columns | ({COLUMNS: out[1]} if columns else {})
 
 
 def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:

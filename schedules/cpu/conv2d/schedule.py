@@ -22,7 +22,7 @@ from math import prod
 import tvm
 from tvm import tirx
 
-from tvmopt.schedules.cpu._inside import INSIDE, MARKS
+from tvmopt.schedules.cpu._inside import BESIDE, COLUMNS, INSIDE, MARKS
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.schedules.cpu.conv2d.compute import APART
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
@@ -161,7 +161,7 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
                 else 0
             )
             spill = 0.5 if buffer > problem.l2 else 0.1 if buffer > problem.l2 // 2 else 0.0
-            read = panels * panel_bytes if panels * panel_bytes > problem.l2 // 2 else 0
+            read = panels * panel_bytes if problem.panels * panel_bytes > problem.l2 // 2 else 0
             stream = waves * read / problem.l3_rate / cycles
             key = (round(compute * (1 + copy) + spill + stream, 4), tasks)
             if best is None or key < best[0]:
@@ -199,6 +199,8 @@ def apply(sch: tvm.s_tir.Schedule, problem: Conv2dProblem, knobs: Knobs) -> None
     prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], problem.panels, problem.nr * prod(problem.k), problem.nr)
     if MARKS[0] in sch.get(conv).annotations:
         sch.annotate(ky, INSIDE, 1)
+    if COLUMNS in sch.get(conv).annotations:
+        sch.annotate(kx, BESIDE, 1)
     task = sch.fuse(n, h_chunk, p_chunk)
     if problem.padded:
         _pad_at(sch, task, problem.lanes, int(sch.get(conv).annotations.get(APART, 0)))

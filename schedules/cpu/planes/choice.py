@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tvmopt.lowering.window import channel_vector
-from tvmopt.schedules.cpu._inside import FROM, outside
+from tvmopt.schedules.cpu._inside import COLUMN_FROM, FROM, outside
 from tvmopt.schedules.cpu._winograd import output_tile, winograd_cycles
 from tvmopt.schedules.cpu.planes.compute import convolution_of
 from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
@@ -27,6 +27,8 @@ DEPTHWISE, WIDENED, NARROW = 1.3, 8.0, 1.5
 groups of few channels."""
 COPIED = 15.0
 """Cycles of a vector that a depthwise layer copies because its channels fill no whole vectors."""
+LEFT_OUT = 0.8
+"""Of the products outside the picture, those whose time is saved."""
 RATE = 0.9
 """Of the modelled rate, that of the register tile of a convolution in NHWC."""
 BETWEEN, ACROSS = 20_000.0, 12.0
@@ -62,8 +64,12 @@ def between_transposes(conv: Convolution, machine: Machine, exact: bool = False)
         return moved + -(-conv.outputs // lanes) * pixels * each / machine.cores
     tile = choose_tile(pixels, per, machine, rows=conv.out[1])
     narrow = NARROW if conv.groups > 1 and min(in_g, per) <= lanes else 1.0
-    beside = outside(conv.kernel[0], conv.strides[0], conv.dilation[0], conv.before[0], conv.size[0], conv.out[0])
-    steps = conv.steps * (1 - beside / 2 if beside >= FROM else 1)  # at least half of what is left out is gained
+    inside = 1.0
+    for axis, least in ((0, FROM), (1, COLUMN_FROM)):
+        sizes = (getattr(conv, name)[axis] for name in ("kernel", "strides", "dilation", "before", "size", "out"))
+        share = outside(*sizes)
+        inside *= 1 - share if share >= least else 1
+    steps = conv.steps * (1 - LEFT_OUT * (1 - inside))
     return moved + narrow * tile.cycles * conv.groups * steps / RATE / machine.cores
 
 

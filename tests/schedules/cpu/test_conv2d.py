@@ -7,7 +7,7 @@ from tvm import relax
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower, rewrite_kernels
-from tvmopt.schedules.cpu._inside import row_marks
+from tvmopt.schedules.cpu._inside import column_marks, row_marks
 from tvmopt.schedules.cpu.conv2d.compute import _collide
 from tvmopt.schedules.cpu.conv2d.schedule import Conv2dProblem, choose_task, panel_chunks
 from tvmopt.targets import Machine
@@ -112,9 +112,51 @@ def test_rows_of_taps_outside_are_left_out(machine, case):
     assert "range" in loop or "serial" in loop
 
 
-def test_few_rows_outside_change_no_code():
-    assert row_marks(3, 1, 1, 1, 14, 14) == {} and row_marks(3, 1, 1, 1, 7, 7) == {}
-    assert row_marks(3, 1, 1, 1, 3, 3) != {}
+BESIDE = {  # w, c, o, kernel, stride, before and after, dilation: columns of taps meet the border alone
+    "one tile": (13, 8, 32, 11, 1, (5, 5), 1),
+    "one pixel": (1, 8, 17, 3, 1, (1, 1), 1),
+    "a lower last tile": (17, 9, 48, 5, 1, (2, 2), 1),
+    "a last tile of one": (15, 16, 40, 7, 1, (3, 3), 1),
+    "dilated": (40, 8, 16, 3, 1, (6, 6), 6),
+    "beyond the first tile": (33, 8, 31, 3, 1, (20, 20), 20),
+    "strided": (31, 7, 33, 5, 2, (4, 4), 2),
+    "left alone": (16, 8, 32, 5, 1, (4, 0), 1),
+    "right alone": (16, 8, 32, 5, 1, (0, 4), 1),
+    "more border than picture": (5, 8, 24, 3, 2, (9, 8), 4),
+}
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("high", [1, 3])
+@pytest.mark.parametrize("case", BESIDE)
+def test_columns_of_taps_outside_are_left_out(machine, high, case):
+    wide, c, o, taps, stride, (left, right), dilation = BESIDE[case]
+    x, w = rand(2, 8, wide, c), rand(o, high, taps, c)
+    pads, strides, dilations = (high // 2, left, high // 2, right), (1, stride), (1, dilation)
+
+    def build(bb, x):
+        options = dict(strides=strides, padding=pads, dilation=dilations)
+        y = relax.op.nn.conv2d(x, relax.const(w), **options, data_layout="NHWC", kernel_layout="OHWI")
+        return relax.op.nn.relu(bb.emit(y))
+
+    (y,), how = run(build, [x], machine, exact=True)
+    close(y, np.maximum(definition(x, w, strides, pads, dilations, 1), 0), w[0].size)
+    assert {s.family for s in how.values()} == {"conv2d"}
+    low = lower(module_of(build, [x]), Machine.load("znver5").with_cores(1), exact=True)
+    (name,) = (k.name for k in low.kernels if k.family == "conv2d")
+    assert "tvmopt.beside" in low.module[name].script()
+    assert "tvmopt.beside" not in rewrite_kernels(low.module)[name].script()
+
+
+def test_few_taps_outside_change_no_code():
+    assert row_marks(3, 1, 1, 1, 28, 28) == {} and column_marks(3, 1, 1, 1, 28, 28) == {}
+    assert row_marks(3, 1, 1, 1, 14, 14) != {} and column_marks(3, 1, 1, 1, 14, 14) != {}
+
+
+def test_weights_that_do_not_stay_in_l2_are_read_once():
+    """5.3 MB of weights for 4 x 4 pixels: in two tasks of two rows each panel came from L3 twice."""
+    problem = Conv2dProblem(1, 4, 4, 12, 32, 384, 1, (3, 3, 384), True, 4 * 19 * 384, 16, 1, 1 << 20, 30, 2, False, 2.0)
+    assert choose_task(problem)[0] == 4
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
