@@ -6,7 +6,8 @@ latency    mr*nv >= fma_latency * fma_ports                        28 >= 4 * 2
 loads      (mr + nv) / load_ports <= mr*nv / fma_ports             16/2 <= 28/2
 order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 while the row tiles pass;
            X, read once a panel, comes from L2 or L3 at mr*4 bytes every mr*nv/ports cycles. Where it is more than L2
-           holds and the weights are not, pieces of its rows pass all panels one after the other.
+           holds and the weights are not, pieces of its rows pass all panels one after the other; where C has long
+           rows, each row tile does.
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
 ahead      while a panel is multiplied the next one is prefetched, a line or less a step (lowering/prefetch.py): the
@@ -66,6 +67,10 @@ cores): each core reads half of the rows, which the kernel before it has often l
 
 NEAR = 4
 """Tiles of open rows of a piece at least, where there are pieces because there are many more rows than columns."""
+
+ROW_APART = 8192
+"""Bytes of a row of the result from which on a panel's columns lie on other pages in each row. Where the result is more
+than L2 holds and the weights are not, each row tile passes all panels then: 1000x10x3072 941 us, and 310 to 450."""
 
 RUN, SHORT_RUN = 256, 64
 """Terms of one row that are added up one after the other at most, where a sum is long and can be cut evenly into runs
@@ -128,8 +133,11 @@ def knobs(problem: GemmProblem, machine: Machine) -> Space:
     others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= problem.m and fits(r, nv, machine)]
     chunks = machine.cores if near else row_pieces(problem.m, analytic, problem.panels, machine.cores)
     if chunks == 1 and not problem.m % analytic:
-        chunks = cached_pieces(problem.m // analytic, 4 * problem.m * problem.k, 4 * problem.n * problem.k,
-            problem.panels, machine)  # fmt: skip
+        tiles, weights = problem.m // analytic, 4 * problem.n * problem.k
+        chunks = cached_pieces(tiles, 4 * problem.m * problem.k, weights, problem.panels, machine)
+        apart = 4 * problem.n >= ROW_APART and 4 * problem.m * problem.n > machine.l2
+        if apart and weights <= machine.l2 // 2:
+            chunks = tiles
     return Space(
         {
             "mr": (analytic, *(r for r in others if r != analytic)),

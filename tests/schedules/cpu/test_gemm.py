@@ -8,6 +8,7 @@ from tvm import relax, tirx
 
 from tests.schedules.harness import MACHINES, close, machines, module_of, run
 from tvmopt.pipeline import lower
+from tvmopt.schedules.cpu.gemm.schedule import GemmProblem, knobs
 from tvmopt.schedules.cpu.rows.columns import pays
 from tvmopt.scheduling.cost_model import choose_tile, fits
 from tvmopt.targets import Machine
@@ -106,6 +107,41 @@ def test_a_small_batch_shares_its_columns_among_the_cores(machine, a, b):
     (kernel,) = (f for f in lowered.module.functions.values() if isinstance(f, tirx.PrimFunc))
     tasks = re.search(r"in T.parallel\((\d+)\)", kernel.script())
     assert tasks and int(tasks[1]) > (a[0] if len(a) > 2 else 1)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("batch", [(), (1,), (2,), (3,), (5,)])
+@pytest.mark.parametrize("m, k, n", [(577, 17, 197), (1100, 9, 33), (300, 64, 49), (129, 80, 50)])
+def test_pieces_of_rows_pack_all_columns(machine, cores, batch, m, k, n):
+    rng = np.random.default_rng(1)
+    x, w = (rng.standard_normal((*batch, *shape)).astype("float32") for shape in ((m, k), (k, n)))
+
+    def build(bb, x, w):
+        return relax.op.nn.relu(bb.emit(relax.op.matmul(x, w)))
+
+    (y,), how = run(build, [x, w], machine, cores)
+    close(y, np.maximum(x.astype("float64") @ w, 0), k)
+    assert [(s.family, s.note) for s in how.values()] == [("batch_gemm", "")]
+
+
+def test_long_rows_of_a_result_are_written_one_after_the_other():
+    """In panels each row of the result was on another page: 941 us, 300 since each tile of rows is written whole."""
+    machine = Machine.load("znver5").with_cores(1)
+    long, short = GemmProblem(1000, 3072, 10, 32, 16, 1, False), GemmProblem(1000, 1000, 10, 32, 16, 1, False)
+    assert knobs(long, machine).analytic["m_chunks"] == 1000 // knobs(long, machine).analytic["mr"]
+    assert knobs(short, machine).analytic["m_chunks"] == 1
+
+
+@pytest.mark.parametrize("rows", [400, 1000])
+def test_tiles_of_long_rows(rows):
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((rows, 10)).astype("float32"), rng.standard_normal((10, 3001)).astype("float32")
+    b = rng.standard_normal(3001).astype("float32")
+    for cores in (1, 2):
+        (y,), how = run(linear(w, b), [x], machines()[0], cores)
+        close(y, np.maximum(x.astype("float64") @ w + b, 0), 10)
+        assert [s.family for s in how.values()] == ["gemm"]
 
 
 @pytest.mark.parametrize("machine", ["znver5", "sapphirerapids", "x86-64-v3", "x86-64-v2"])
