@@ -38,6 +38,7 @@ from tvmopt.schedules.cpu._loops import STRIPS, strip_of
 from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
 from tvmopt.schedules.cpu.rows.program import Row
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -390,6 +391,9 @@ def _across(
     lanes = machine.lanes()
     even = view[2] % lanes == 0 and strip_of(view[2], STRIPS[0], lanes) >= STRIPS[0] // 2
     if view[2] < lanes or even or view[1] < across.WAYS:
+        return Declined(NOT_LAST)
+    strips = view[0] * -(-view[2] // (across.VECTORS * lanes))
+    if strips < machine.cores and worth_threads(4 * prod(view) / machine.core_bandwidth * 1e9, machine):
         return Declined(NOT_LAST)
     if view[2] >= across.VECTORS * lanes and isinstance(bb.lookup_binding(x), relax.Call):
         return Declined(NOT_LAST)
