@@ -100,3 +100,16 @@ def test_before_opset_11_places_are_not_centres(mode: str, opset: int, scales: t
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     found = tvmopt.compile(proto).model.run({"x": x})["y"]
     np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["half_pixel", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"])
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("factors", [(1, 2), (2, 2), (3, 4), (5, 1), (7, 3), (1.5, 2.5)])
+def test_the_nearest_of_pixels_that_are_repeated(transform: str, rounding: str, factors: tuple[float, float]) -> None:
+    """Rules of rounding that repeat each pixel so many times are one operator, whatever they are called."""
+    options = {"mode": "nearest", "coordinate_transformation_mode": transform, "nearest_mode": rounding}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **options)
+    proto = model([node], [value("x", (1, 2, 5, 17))], [value("y", None)], {"scales": np.array([1, 1, *factors], "f")})
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 17)).astype("f")
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(tvmopt.compile(proto).model.run({"x": x})["y"], expected)

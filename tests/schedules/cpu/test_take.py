@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.schedules.harness import run
+from tests.schedules.harness import machines, run
 
 
 def test_an_index_out_of_range_is_clipped():
@@ -27,6 +27,26 @@ def test_constant_indices_in_range_stay_unchecked(index, capfd):
     (y,), _ = run(lambda bb, x: relax.op.take(x, relax.const(index, "int64"), 1), [x])
     np.testing.assert_array_equal(y, x[:, index])
     assert "Warning" not in capfd.readouterr().err  # TVM warns that its own form may crash
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "int64"])
+@pytest.mark.parametrize(
+    "width, count", [(2, 9), (7, 31), (8, 4), (9, 15), (16, 33), (17, 16), (31, 100), (33, 17), (80, 240), (100, 8)]
+)
+def test_columns_picked_by_constants(machine, dtype, width, count):
+    """Far apart, near each other, and one after the other with gaps; in vectors that are permutations."""
+    rng = np.random.default_rng(count)
+    x = rng.integers(-100, 100, (3, 5, width)).astype(dtype)
+    for index in (rng.integers(0, width, count), np.arange(count) * width // count, np.arange(count)[::-1] % width):
+        (y,), how = run(lambda bb, x, i=index: relax.op.take(x, relax.const(i, "int64"), 2), [x], machine)
+        np.testing.assert_array_equal(y, x[:, :, index])
+    near = np.arange(width).repeat(2)
+    (y,), how = run(
+        lambda bb, x: relax.op.nn.relu(bb.emit(relax.op.take(x, relax.const(near, "int64"), 2))), [x], machine
+    )
+    np.testing.assert_array_equal(y, np.maximum(x[:, :, near], 0))
+    assert ("rows" in {s.family for s in how.values()}) == (dtype in ("float32", "int32") and width > 2)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])

@@ -58,11 +58,10 @@ def source_positions(axis: Axis, mode: str) -> Array:
         return begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
     if mode == "pytorch_half_pixel" and length <= 1:
         return np.zeros_like(x)
-    half = (x + 0.5) / scale - 0.5
-    if mode == "half_pixel_symmetric":
-        return np.asarray(size / 2 * (1 - axis.out / length) + half)
+    if mode == "half_pixel_symmetric":  # in the standard's order: a place may be a whole number
+        return np.asarray(size / 2 * (1 - axis.out / length) + (x + 0.5) / scale - 0.5)
     if mode in ("half_pixel", "pytorch_half_pixel"):
-        return half
+        return np.asarray((x + 0.5) / scale - 0.5)
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
     raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
@@ -257,10 +256,10 @@ def _stock_form(
     exact = all(a.scale is not None and abs(a.scale * a.size - a.out) < 1e-6 for a in work)
     if not exact or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
         return None
-    if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
+    if mode == "nearest" and ((transform, nearest) == ("asymmetric", "floor") or _repeats(work, transform, nearest)):
         return {
             "method": "nearest_neighbor",
-            "coordinate_transformation_mode": transform,
+            "coordinate_transformation_mode": "asymmetric",
             "rounding_method": "floor",
         }
     sizes = {**dict(enumerate(shape)), **{a.axis: a.out for a in work}}
@@ -271,6 +270,14 @@ def _stock_form(
         if transform == "pytorch_half_pixel":
             return {"method": "linear", "coordinate_transformation_mode": "half_pixel", "rounding_method": ""}
     return None
+
+
+def _repeats(work: list[Axis], transform: str, nearest: str) -> bool:
+    """Whether each element is repeated so many times, in order, whatever the rule of rounding is called."""
+    if transform == "tf_crop_and_resize" or any(a.out % a.size for a in work):
+        return False
+    index = [np.clip(nearest_index(source_positions(a, transform), nearest), 0, a.size - 1) for a in work]
+    return all((at == np.arange(a.out) // (a.out // a.size)).all() for at, a in zip(index, work, strict=True))
 
 
 FINE = 8e-6
@@ -321,6 +328,8 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     outside = None
     if mode != "nearest":
         x = b.cast(x, "float64" if dtype == "float64" else "float32")
+    if mode == "nearest" and all(not is_open((a.size, a.out)) and a.out >= a.size for a in work):
+        work = work[::-1]  # rows are copied whole behind it
     for axis in work:
         if is_open((axis.size, axis.out)):
             told = f"axis {axis.axis} is empty, so there is nothing to resize"
