@@ -191,8 +191,8 @@ class EliminateIdentities(Rewrite):
 def _without_unit_axes(name: str, call: Call) -> Expr | None:
     """A reduction of a tensor with axes of one element, over axes that lie together: those of one element are reduced
     exactly where the nearest longer axis before them is. A reduction of everything stays one."""
-    dims = sizes(call.args[0])
-    if dims is None or sizes(call) is None:
+    dims = shape(call.args[0])
+    if dims is None:  # a reshape between open sizes is no loop over rows
         return None
     axes = range(len(dims)) if call.attrs.axis is None else sorted(a % len(dims) for a in ints(call.attrs.axis))
     long = [a for a, d in enumerate(dims) if d != 1]

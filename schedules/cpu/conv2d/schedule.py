@@ -138,9 +138,10 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
 
     The time of a split is the slowest core's share, plus the copy of each task's padded input rows (one task repeats
     K - s rows at its border, and every panel chunk repeats the whole copy), plus reading the task's panels at
-    `l3_rate` where they exceed half of L2: two cores with half of the panels each read half as much as two with half of
-    the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2). Copied rows beyond half of L2 cost a tenth
-    (160x160x128 -> 80x80x128, 3x3/2 on a Xeon: 10 rows a task 177 GFLOP/s, 5 rows 200), beyond all of it half
+    `l3_rate` where all panels exceed half of L2, so that each task reads its own anew: two cores with half of the
+    panels each read half as much as two with half of the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2),
+    and 384 -> 384 of 7x7 by 2 in one task a panel takes half of the time of two. Copied rows beyond half of L2 cost a
+    tenth (160x160x128 -> 80x80x128, 3x3/2 on a Xeon: 10 rows a task 177 GFLOP/s, 5 rows 200), beyond all of it half
     (52x52x512 -> 26x26x72, 5x5/2: all rows a task 56 GFLOP/s).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None

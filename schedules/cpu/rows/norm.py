@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import tvm
 from tvm import relax, tirx, topi
 from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
@@ -111,6 +112,7 @@ SHORT = 8
 loops: they get shorter vectors, the last of which overlaps the one before. Softmax of 14 takes a third of the time."""
 UNFIT = "another type than float32, or an empty shape"
 OPEN_ROW = "rows of an open length"
+DEQUANTIZE = tvm.ir.Op.get("relax.dequantize")
 NOT_LAST = "axes that are not the last"
 
 
@@ -395,7 +397,8 @@ def _across(
     strips = view[0] * -(-view[2] // (across.VECTORS * lanes))
     if strips < machine.cores and worth_threads(4 * prod(view) / machine.core_bandwidth * 1e9, machine):
         return Declined(NOT_LAST)
-    if view[2] >= across.VECTORS * lanes and isinstance(bb.lookup_binding(x), relax.Call):
+    made = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
+    if isinstance(made, relax.Call) and (view[2] >= across.VECTORS * lanes or made.op == DEQUANTIZE):
         return Declined(NOT_LAST)
     func, result = across.reduction(view, kind, machine), relax.TensorType([view[0], view[2]], "float32")
     y = relax.call_tir(bb.add_func(func, f"{kind}_across"), [flat(bb, x, view)], result)
