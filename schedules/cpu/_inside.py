@@ -32,13 +32,13 @@ INSIDE = "tvmopt.inside"
 """The annotation of the loop over rows of taps; those of its block say where the picture begins: :func:`row_marks`."""
 BESIDE = "tvmopt.beside"
 """The annotation of the loop over columns of taps; those of its block say where the row begins."""
-FROM = 0.04
-"""The share of rows of taps outside from which it is done, for their loop has another length for each row."""
+FEW = 8
+"""Channels below which the loop over them is too short for the code around it."""
+FROM, FROM_FEW = 0.04, 0.12
+"""The share of taps outside from which they are left out, of pictures with many channels and, for rows, with few."""
 MARKS = ("tvmopt.row_stride", "tvmopt.row_dilation", "tvmopt.row_before", "tvmopt.row_count")
 COLUMNS = "tvmopt.columns"
 """The annotation of a block whose columns are left out: how many columns the result has."""
-COLUMN_FROM = 0.04
-"""The share of columns of taps outside from which it is done."""
 COLUMN_MARKS = ("tvmopt.column_stride", "tvmopt.column_dilation", "tvmopt.column_before", "tvmopt.column_count")
 
 
@@ -52,16 +52,18 @@ def outside(taps: int, stride: int, dilation: int, before: int, size: int, out: 
     return sum(not 0 <= place < size for place in places) / len(places)
 
 
-def row_marks(taps: int, stride: int, dilation: int, before: int, size: int, out: int) -> dict[str, int]:
+def row_marks(taps: int, stride: int, dilation: int, before: int, size: int, out: int, channels: int) -> dict[str, int]:
     """What :func:`finish` reads of a block, where it pays; else nothing."""
-    if outside(taps, stride, dilation, before, size, out) < FROM:
+    if outside(taps, stride, dilation, before, size, out) < (FROM if channels >= FEW else FROM_FEW):
         return {}
     return dict(zip(MARKS, (stride, dilation, before, size), strict=True))
 
 
-def column_marks(taps: int, stride: int, dilation: int, before: int, size: int, out: int) -> dict[str, int]:
+def column_marks(
+    taps: int, stride: int, dilation: int, before: int, size: int, out: int, channels: int
+) -> dict[str, int]:
     """The same of columns."""
-    if outside(taps, stride, dilation, before, size, out) < COLUMN_FROM:
+    if channels < FEW or outside(taps, stride, dilation, before, size, out) < FROM:
         return {}
     return dict(zip(COLUMN_MARKS, (stride, dilation, before, size), strict=True))
 

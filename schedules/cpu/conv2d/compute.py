@@ -204,9 +204,9 @@ def _outside(
     not finite are no zeros."""
     if kind != "float32" or border.fill or weight is None or not np.isfinite(weight).all():
         return {}
-    _, high, wide, _ = weight.shape
-    rows = row_marks(high, strides[0], dilation[0], border.top, size[0], out[0])
-    columns = column_marks(wide, strides[1], dilation[1], border.left, size[1], out[1])
+    _, high, wide, channels = weight.shape
+    rows = row_marks(high, strides[0], dilation[0], border.top, size[0], out[0], channels)
+    columns = column_marks(wide, strides[1], dilation[1], border.left, size[1], out[1], channels)
     return rows | columns | ({COLUMNS: out[1]} if columns else {})
 
 

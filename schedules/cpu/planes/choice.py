@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tvmopt.lowering.window import channel_vector
-from tvmopt.schedules.cpu._inside import COLUMN_FROM, FROM, outside
+from tvmopt.schedules.cpu._inside import FEW, FROM, outside
 from tvmopt.schedules.cpu._winograd import output_tile, winograd_cycles
 from tvmopt.schedules.cpu.planes.compute import convolution_of
 from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
@@ -65,10 +65,10 @@ def between_transposes(conv: Convolution, machine: Machine, exact: bool = False)
     tile = choose_tile(pixels, per, machine, rows=conv.out[1])
     narrow = NARROW if conv.groups > 1 and min(in_g, per) <= lanes else 1.0
     inside = 1.0
-    for axis, least in ((0, FROM), (1, COLUMN_FROM)):
+    for axis in (0, 1):
         sizes = (getattr(conv, name)[axis] for name in ("kernel", "strides", "dilation", "before", "size", "out"))
         share = outside(*sizes)
-        inside *= 1 - share if share >= least else 1
+        inside *= 1 - share if share >= FROM and in_g >= FEW else 1
     steps = conv.steps * (1 - LEFT_OUT * (1 - inside))
     return moved + narrow * tile.cycles * conv.groups * steps / RATE / machine.cores
 
