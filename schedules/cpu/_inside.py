@@ -54,18 +54,17 @@ def outside(taps: int, stride: int, dilation: int, before: int, size: int, out: 
 
 def row_marks(taps: int, stride: int, dilation: int, before: int, size: int, out: int, channels: int) -> dict[str, int]:
     """What :func:`finish` reads of a block, where it pays; else nothing."""
-    if outside(taps, stride, dilation, before, size, out) < (FROM if channels >= FEW else FROM_FEW):
-        return {}
-    return dict(zip(MARKS, (stride, dilation, before, size), strict=True))
+    share = outside(taps, stride, dilation, before, size, out)
+    pays = share >= (FROM if channels >= FEW else FROM_FEW)
+    return dict(zip(MARKS, (stride, dilation, before, size), strict=True)) if pays else {}
 
 
 def column_marks(
     taps: int, stride: int, dilation: int, before: int, size: int, out: int, channels: int
 ) -> dict[str, int]:
     """The same of columns."""
-    if channels < FEW or outside(taps, stride, dilation, before, size, out) < FROM:
-        return {}
-    return dict(zip(COLUMN_MARKS, (stride, dilation, before, size), strict=True))
+    pays = channels >= FEW and outside(taps, stride, dilation, before, size, out) >= FROM
+    return dict(zip(COLUMN_MARKS, (stride, dilation, before, size), strict=True)) if pays else {}
 
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -104,7 +103,7 @@ def _columns(node: Any, mutator: Any) -> Any:
     if pixels is None:
         return node
     count, start = int(pixels.extent), structural_map(at, _with(pixels.loop_var, 0))
-    tile = [var for var in undefined_vars(start) if not var.same_as(pixels.loop_var)]
+    tile = list(undefined_vars(start))
     first, step = (_number(start, tile, k) for k in (0, 1))
     if first != 0 or len(tile) > 1 or (tile and step != count):
         return node
@@ -123,7 +122,7 @@ def _columns(node: Any, mutator: Any) -> Any:
                 parts.append(_over(body, pixels.loop_var, inside[0], len(inside)))
         return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0] if parts else tirx.Evaluate(0)
 
-    if not tile:
+    if not tile or tiles == 1:
         return apart(0)
     rest = tirx.IfThenElse(tile[0].equal(tiles - 1), apart(tiles - 1), node)
     return tirx.IfThenElse(tile[0].equal(0), apart(0), rest)

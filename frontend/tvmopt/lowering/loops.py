@@ -41,10 +41,15 @@ def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
 def gpu_pass(name: str, kind: type, rewrite: Callable[[Any], Any]) -> Any:
     """A pass that rewrites each node of a kind in the functions for GPUs, and leaves those of the host as they are."""
+    return target_pass("cuda", name, kind, rewrite)
+
+
+def target_pass(machines: str, name: str, kind: type, rewrite: Callable[[Any], Any]) -> Any:
+    """A pass that rewrites each node of a kind in the functions for one kind of machines: "llvm" or "cuda"."""
 
     def run(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
         target = func.attrs.get("target", None)
-        if target is None or target.kind.name != "cuda":
+        if target is None or target.kind.name != machines:
             return func
         body = structural_map(func.body, (kind, rewrite))
         return func if body.same_as(func.body) else with_body(func, body)

@@ -14,26 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm_ffi import structural_map
 
-from tvmopt.lowering.loops import with_body
+from tvmopt.lowering.loops import target_pass
 
 WIDEST = 4
-
-
-def strided_loads(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
-    """See the module's text."""
-    target = func.attrs.get("target", None)
-    if target is None or target.kind.name != "llvm":
-        return func
-    body = structural_map(func.body, (TensorLoad, _apart))
-    return func if body.same_as(func.body) else with_body(func, body)
-
-
-StridedLoads = tirx.transform.prim_func_pass(strided_loads, opt_level=0, name="tvmopt.StridedLoads")
+"""The largest stride."""
 
 
 def _apart(load: Any) -> Any:
@@ -50,3 +37,6 @@ def _apart(load: Any) -> Any:
     parts = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
     places = [part * lanes + lane * stride - starts[part] for lane, part in enumerate(parts)]
     return tirx.Shuffle(vectors, places)
+
+
+StridedLoads = target_pass("llvm", "tvmopt.StridedLoads", TensorLoad, _apart)

@@ -97,9 +97,7 @@ def transpose_of(block: Any) -> Transpose | None:
     variables = [iv.var for iv in block.iter_vars]
     if any(int(iv.iter_type) != 0 or not isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
         return None
-    known = Analyzer()
-    for iv in block.iter_vars:
-        known.bind(iv.var, iv.dom)
+    known = ranges_of(block)
     to = _steps(store.buffer, store.indices, variables, known)
     source = _steps(load.source, load.indices, variables, known)
     if to is None or source is None:
@@ -113,6 +111,14 @@ def transpose_of(block: Any) -> Transpose | None:
     if written.extent in TURNS and (longer := next((a for a in axes if a.to == written.extent), read)) is not read:
         turn, written = written, longer
     return Transpose(tuple(a for a in axes if a not in (read, written, turn)), read, written, bits, turn)
+
+
+def ranges_of(block: Any) -> Any:
+    """An analyzer that knows the ranges of a block's axes."""
+    known = Analyzer()
+    for iv in block.iter_vars:
+        known.bind(iv.var, iv.dom)
+    return known
 
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -24,11 +24,10 @@ from typing import Any
 
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.sym import Analyzer
 from tvm_ffi import structural_walk
 
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
-from tvmopt.schedules.cpu.layout.lower import SQUARES, THREADS, transpose_of
+from tvmopt.schedules.cpu.layout.lower import SQUARES, THREADS, ranges_of, transpose_of
 from tvmopt.schedules.cpu.layout.tile import side_of
 from tvmopt.scheduling.blocks import named_arguments
 from tvmopt.scheduling.cost_model import worth_threads
@@ -179,11 +178,13 @@ def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
 def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) -> bool:
     """Mark a block that only transposes for :func:`lower.finish`; whether it is one."""
     found = transpose_of(sch.get(block))
-    side = side_of(found.bits, problem.lanes) if found is not None else 0
-    least = SHORT if found is not None and found.turn is not None else SHORT + 1
-    if found is not None and found.bits == 32 and least <= found.shorter < side:
+    if found is None:
+        return False
+    side = side_of(found.bits, problem.lanes)
+    least = SHORT if found.turn is not None else SHORT + 1
+    if found.bits == 32 and least <= found.shorter < side:
         side = SHORT  # the second square of a side of 9 to 15 overlaps the first
-    if found is None or found.shorter < side:
+    if found.shorter < side:
         return False
     sch.annotate(block, SQUARES, side)
     sch.annotate(block, THREADS, knobs["parallel"])
@@ -218,9 +219,7 @@ def _quotients(block: Any) -> list[int]:
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, TensorLoad):
         return []
     variables = [iv.var for iv in block.iter_vars]
-    known = Analyzer()
-    for iv in block.iter_vars:
-        known.bind(iv.var, iv.dom)
+    known = ranges_of(block)
     found: list[set[int]] = [set() for _ in variables]
 
     def look(node: Any) -> None:

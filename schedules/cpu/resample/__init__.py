@@ -1,12 +1,11 @@
 """Pictures resampled, CPU: of bytes along one axis, where columns are a product with bands of bytes and rows are sums
-of rows; of floats in NCHW, plane by plane; by the nearest pixels, row by row."""
+of rows; of floats in NCHW, plane by plane."""
 
 from tvmopt.operators.resample import COLUMNS, ROWS
 from tvmopt.schedules.cpu.resample.columns import columns
-from tvmopt.schedules.cpu.resample.picked import take
 from tvmopt.schedules.cpu.resample.planes import resize2d
 from tvmopt.schedules.cpu.resample.rows import rows
 from tvmopt.schedules.cpu.resample.schedule import apply, knobs, open_sizes, recognise
 
 NAME, VERSION = "resample", 1
-LOWERS = {COLUMNS: columns, ROWS: rows, "relax.image.resize2d": resize2d, "relax.take": take}
+LOWERS = {COLUMNS: columns, ROWS: rows, "relax.image.resize2d": resize2d}

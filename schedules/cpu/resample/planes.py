@@ -41,16 +41,13 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.schedules.cpu._permuted import PARTS, WRITTEN, begins_of, permuted, starts_of
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Array = np.ndarray[Any, Any]
 Expr = Any
-PARTS = 4
-"""Vectors of a row at most that hold the neighbours of one vector of a line."""
-WRITTEN = 64
-"""Vectors of a line at most: all of them are written out."""
 
 
 def resize2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
@@ -107,14 +104,12 @@ class Plan:
         pairs = neighbours(size[1], out[1], transform)
         self.places = [place for place, _ in pairs]
         self.weights = np.stack([weight for _, weight in pairs]).astype(np.float32)
-        self.starts = [min(v * self.narrow, out[1] - self.narrow) for v in range(-(-out[1] // self.narrow))]
+        self.starts = starts_of(out[1], self.narrow)
 
     def parts(self, start: int) -> list[int]:
         """Where the vectors of a row begin that hold the neighbours of the vector of the line at `start`."""
         columns = slice(start, start + self.narrow)
-        low, high = (int(pick(p[columns] for p in self.places)) for pick in (_least, _most))
-        count = -(-(high - low + 1) // self.wide)
-        return [min(low + part * self.wide, self.size[1] - self.wide) for part in range(count)]
+        return begins_of(np.concatenate([place[columns] for place in self.places]), self.size[1], self.wide)
 
     def reason(self, machine: Machine) -> str:
         """Why it is not done so; empty where it is."""
@@ -125,14 +120,6 @@ class Plan:
         if 4 * self.size[0] * self.out[1] > machine.l2 // 4:
             return "lines that are more than a quarter of L2"
         return ""
-
-
-def _least(places: Any) -> int:
-    return min(int(p.min()) for p in places)
-
-
-def _most(places: Any) -> int:
-    return max(int(p.max()) for p in places)
 
 
 def kernel(plan: Plan, batch: Any, channels: int, machine: Machine) -> tirx.PrimFunc:
@@ -178,15 +165,10 @@ def kernel(plan: Plan, batch: Any, channels: int, machine: Machine) -> tirx.Prim
 def _line_vector(plan: Plan, x: Any, across: Any, lines: Any, plane: tuple[Expr, ...], r: Expr, start: int) -> Any:
     """One vector of line r."""
     begins = plan.parts(start)
-    enough = max(len(begins), plan.narrow // plan.wide)  # a permutation has no more numbers than what it is of
-    parts = [load(x, *plane, r, vector((begins * enough)[k], plan.wide)) for k in range(enough)]
 
     def picked(places: Array) -> Expr:
-        found = []
-        for place in places[start : start + plan.narrow].tolist():
-            part = next(k for k, begin in enumerate(begins) if begin <= place < begin + plan.wide)
-            found.append(part * plan.wide + place - begins[part])
-        return tirx.Shuffle(parts, found)
+        columns = places[start : start + plan.narrow]
+        return permuted(lambda begin: load(x, *plane, r, vector(begin, plan.wide)), begins, plan.wide, columns)
 
     to = vector(start, plan.narrow)
     terms = [load(across, k, to) * picked(places) for k, places in enumerate(plan.places)]

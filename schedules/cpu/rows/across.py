@@ -146,12 +146,12 @@ def softmax(shape: tuple[int, int, int], log: bool, machine: Machine) -> tirx.Pr
 
 
 def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.PrimFunc:
-    """Sum, mean, maximum or minimum along the second axis of float32: [outer, inner]. Rows are taken four at a time,
-    so that no sum waits for the one before."""
+    """Sum, mean, maximum or minimum along the second axis of float32, of WAYS numbers or more: [outer, inner]. So many
+    rows are taken at a time that no sum waits for the one before."""
     strip = Strip(shape, "float32", machine)
-    y, ways = new_buffer("y", shape[0], shape[2]), min(WAYS, strip.n)
+    y = new_buffer("y", shape[0], shape[2])
     combine: Callable[[Expr, Expr], Expr] = {"max": tirx.max, "min": tirx.min}.get(kind, operator.add)
-    parts = [strip.local(f"part_{w}", "float32") for w in range(ways)]
+    parts = [strip.local(f"part_{w}", "float32") for w in range(WAYS)]
 
     def begin(w: int) -> Any:
         return strip.each(lambda v: store(parts[w], strip.read(const_index(w), v), 0, strip.here(v)))
@@ -169,10 +169,9 @@ def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.
         total = total / splat(float(strip.n), strip.lanes) if kind == "mean" else total
         return store(y, total, strip.at, strip.there(v))
 
-    whole = strip.n // ways
-    body = [begin(w) for w in range(ways)]
-    body.append(loop(whole - 1, lambda k: seq([add(k * ways + (ways + w), w) for w in range(ways)]), "k"))
-    body += [add(const_index(whole * ways + w), w) for w in range(strip.n - whole * ways)]
+    body = [begin(w) for w in range(WAYS)]
+    body.append(loop(strip.n // WAYS - 1, lambda k: seq([add(k * WAYS + (WAYS + w), w) for w in range(WAYS)]), "k"))
+    body += [add(const_index(strip.n - strip.n % WAYS + w), w) for w in range(strip.n % WAYS)]
     return strip.function(y, seq([*body, strip.each(result)]), f"{kind}_across", 1.0, machine)
 
 

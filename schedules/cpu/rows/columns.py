@@ -61,11 +61,12 @@ def _constant(value: np.ndarray) -> relax.Expr:
 
 
 def _columns(bb: relax.BlockBuilder, x: relax.Expr, columns: relax.Expr, machine: Machine) -> relax.Expr:
-    """The product of x [..., m, k] and the columns [..., 1, n, k], which have an axis for the loop over m: their first
-    axis would be taken for it."""
+    """The product of x [..., m, k] and the columns [..., 1, n, k]. Both have an axis for each loop over rows: another
+    one would be taken for it where it is as long."""
     xs, ws = static_shape(x) or (), static_shape(columns) or ()
     n, k = ws[-2:]
     rows = (*np.broadcast_shapes(xs[:-2], ws[:-3]), xs[-2])
+    xs = (*[1] * (len(rows) + 1 - len(xs)), *xs)
 
     def program(row: Row, buffers: list[Any], at: tuple[Any, ...]) -> None:
         a, b, c = buffers
@@ -75,7 +76,9 @@ def _columns(bb: relax.BlockBuilder, x: relax.Expr, columns: relax.Expr, machine
             row.statements.append(store(c, total, *at, j))
 
     func = row_kernel([xs, ws], (*rows, n), rows, k, machine.lanes(), program, "columns")
-    return relax.call_tir(bb.add_func(func, "columns"), [x, columns], relax.TensorType([*rows, n], "float32"))
+    return relax.call_tir(
+        bb.add_func(func, "columns"), [flat(bb, x, xs), columns], relax.TensorType([*rows, n], "float32")
+    )
 
 
 def pays(k: int, n: int, machine: Machine) -> bool:

@@ -176,7 +176,7 @@ class Row:
             total = load(parts, vector(0, lanes))
             for u in range(1, unroll):
                 total = combine(total, load(parts, vector(u * lanes, lanes)))
-            totals.append(self._across(total, combine, dtype))
+            totals.append(self.across(total, combine, dtype))
         return totals
 
     def _short(self, values: Any, combine: Any, identity: float, write: Any, dtype: str) -> list[Expr]:
@@ -197,7 +197,7 @@ class Row:
         self.statements.append(loop(self.length, body, "c"))
         return [load(total, 0) for total in totals]
 
-    def _across(self, value: Expr, combine: Callable[[Expr, Expr], Expr], dtype: str) -> Expr:
+    def across(self, value: Expr, combine: Callable[[Expr, Expr], Expr], dtype: str) -> Expr:
         """One number from the lanes of a vector: halves of halves."""
         width = self.lanes
         while True:
