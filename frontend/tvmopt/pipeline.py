@@ -45,7 +45,7 @@ from tvmopt.lowering.lower_doubles import LowerDoubles
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_infinities import LowerInfinities
 from tvmopt.lowering.lower_rounding import LowerRounding
-from tvmopt.lowering.masked_stores import PLAIN, overruns
+from tvmopt.lowering.masked_stores import PLAIN, overruns, stores_integers
 from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.order_stores import order_stores
 from tvmopt.lowering.overlap import overlap_vectors
@@ -632,7 +632,7 @@ def generate(module: tvm.IRModule, machine: Machine) -> Any:
     on_cpu = machine.kind == "llvm"
     if not (on_cpu and wraps(module)):
         library = generate_once(module, machine)
-        if not (on_cpu and overruns(library)):
+        if not (on_cpu and stores_integers(module) and overruns(library)):
             return library
     return generate_once(module, machine, vectorizes=False)
 

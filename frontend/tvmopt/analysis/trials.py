@@ -42,6 +42,12 @@ OPEN = 5e9
 NODE = 1e5
 """FLOPs in the time that float64 takes for a node of a loop's body, however small: loops have thousands of trips."""
 
+FORESEEN = 1 << 27
+"""Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are."""
+
+FLOATS = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.DOUBLE: "float64"}
+"""Types of inputs whose values no bounds limit."""
+
 LARGE = 2e11
 """FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
 
@@ -54,38 +60,50 @@ set takes some runs in float64."""
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """The inputs to try at some sizes, and what onnxruntime makes of them.
+class Peers:
+    """Inputs to try, and what onnxruntime makes of them.
 
     Attributes:
-        infos: of the inputs. prepared: the model at these sizes, as the importer prepares it.
-        flops: of a run. feeds: by seed. name: onnxruntime's, "" if it refuses the model. peers: its outputs by seed.
+        infos: of the inputs. feeds: by seed. name: onnxruntime's, "" if it refuses the model. peers: its outputs by
+            seed.
     """
 
     infos: list[TensorInfo]
-    prepared: Any
-    flops: float
     feeds: dict[int, dict[str, Array]]
     name: str
     peers: dict[int, dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Sampled(Peers):
+    """The same at some sizes.
+
+    Attributes:
+        prepared: the model at these sizes, as the importer prepares it. flops: of a run.
+    """
+
+    prepared: Any
+    flops: float
 
 
 class Checked:
     """The ONNX file, for the child.
 
     Args:
-        operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
         apart: see :class:`Verification`.
+
+    Attributes:
+        operators: what the importer converts, as the parent says it; to ask it would load TVM's compiler, which takes
+            seconds.
     """
 
-    def __init__(
-        self, model: str, operators: list[list[str]], progress: Callable[[str], None], apart: bool = False
-    ) -> None:
+    def __init__(self, model: str, progress: Callable[[str], None], apart: bool = False) -> None:
         from tvmopt.importer import load
 
         self.model, self.progress, self.apart = model, progress, apart
-        self.known = {(domain, name) for domain, name in operators}
+        self.operators: set[tuple[str, str]] = set()
         self.original = load(model, mapped=True)
+        self.guess: Peers | None = None
 
     def bound(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of the inputs that were bound."""
@@ -100,8 +118,27 @@ class Checked:
 
         shapes = {info.name: list(info.shape) for info in infos}
         return prepare(
-            self.original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in self.known
+            self.original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in self.operators
         )
+
+    def foresee(self, shapes: Mapping[str, Any]) -> None:
+        """Run onnxruntime on what will most likely be the inputs, while the parent loads TVM and imports the model.
+
+        The file alone tells them where all are floats of known sizes: of integers the bounds are found later.
+
+        Args:
+            shapes: that were asked for.
+        """
+        weights = {t.name: math.prod(t.dims) for t in self.original.graph.initializer}
+        given = [i for i in self.original.graph.input if i.name not in weights]
+        infos = [info for i in given if (info := floats_of(i, shapes.get(i.name))) is not None]
+        if infos and len(infos) == len(given) and sum(weights.values()) <= FORESEEN:
+            self.guess = self._peers(infos, {seed: trial_inputs(infos, seed) for seed in trials(infos)}, {})
+            give_back()
+
+    def _peers(self, infos: list[TensorInfo], feeds: dict[int, dict[str, Array]], values: Mapping[str, Array]) -> Peers:
+        self.progress(REFERENCE)
+        return Peers(infos, feeds, *peers_of(self.model, feeds, values, self.apart))
 
     def sampled(
         self, infos: list[TensorInfo], values: Mapping[str, Array], most: float = math.inf, few: bool = False
@@ -112,23 +149,38 @@ class Checked:
             most: FLOPs of a run above which one seed is enough. few: whether it is in any case.
         """
         prepared = self.prepared(infos, values)
-        bounds = integer_bounds(prepared)
         flops = float(metrics(prepared).flops)
-        feeds = {seed: trial_inputs(infos, seed, bounds) for seed in ((0,) if few or flops > most else trials(infos))}
-        self.progress(REFERENCE)
-        name, peers = peers_of(self.model, feeds, values, self.apart)
-        return Sampled(infos, prepared, flops, feeds, name, peers)
+        seeds = (0,) if few or flops > most else trials(infos)
+        found, self.guess = self.guess, None
+        if found is None or values or found.infos != infos or tuple(found.feeds) != tuple(seeds):
+            bounds = integer_bounds(prepared)
+            found = self._peers(infos, {seed: trial_inputs(infos, seed, bounds) for seed in seeds}, values)
+        return Sampled(infos, found.feeds, found.name, found.peers, prepared, flops)
 
 
-def in_child(model: str, rtol: float | None, apart: bool, progress: Callable[[str], None]) -> dict[str, Any]:
+def floats_of(given: onnx.ValueInfoProto, asked: Any) -> TensorInfo | None:
+    """An input of floats whose sizes are known, by the file or as they were `asked` for; None where it is another."""
+    kind = given.type.tensor_type
+    sizes = [d.dim_value for d in kind.shape.dim] if asked is None else asked
+    if kind.elem_type not in FLOATS or not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    return TensorInfo(given.name, tuple(sizes), FLOATS[kind.elem_type])
+
+
+def in_child(
+    model: str, rtol: float | None, apart: bool, shapes: Mapping[str, Any] | None, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """The child's part: both runs on every seed, compared, at each of some open sizes. Returns plain data.
 
     Its parent sends two messages: what is known of the inputs before there is an artifact (see
     :meth:`Verification.begin`), then the artifact.
     """
+    checked = Checked(model, progress, apart)
+    if shapes is not None:
+        checked.foresee(shapes)
     told = children.receive()
     early = bool(told["inputs"])
-    checked = Checked(model, told["operators"], progress, apart)
+    checked.operators = {(domain, name) for domain, name in told["operators"]}
     ahead, judge = None, None
     if early:
         infos = [TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in told["inputs"]]

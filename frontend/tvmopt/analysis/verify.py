@@ -133,12 +133,17 @@ class Verification:
         rtol: instead of the tolerance that follows from rounding.
         apart: onnxruntime has a process of its own for each set of inputs, as it has ended the child. Otherwise it has
             none: starting it and handing over outputs would cost every model time and memory.
+        shapes: of the inputs that were asked for; then onnxruntime begins at once, if these and the file tell all that
+            it needs. None: it waits for :meth:`begin`.
     """
 
-    def __init__(self, model: str | Path, rtol: float | None = None, *, apart: bool = False) -> None:
+    def __init__(
+        self, model: str | Path, rtol: float | None = None, *, apart: bool = False,
+        shapes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.model, self._rtol, self._apart = model, rtol, apart
         threads = {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
-        arguments = {"model": str(model), "rtol": rtol, "apart": apart}
+        arguments = {"model": str(model), "rtol": rtol, "apart": apart, "shapes": shapes}
         self._child = children.Child("tvmopt.analysis.trials:in_child", arguments, environment=threads)
         self._told = False
 

@@ -21,7 +21,8 @@ import tvm_ffi
 
 from tvmopt import lowering, pipeline
 from tvmopt.cache import Kernels
-from tvmopt.lowering.masked_stores import overruns
+from tvmopt.lowering.half_helpers import renamed, uses_half, without_helpers
+from tvmopt.lowering.masked_stores import overruns, stores_integers
 from tvmopt.lowering.split_wraps import wraps
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
@@ -52,12 +53,12 @@ def objects(
         except Exception as error:
             return error
 
-    keys, wanted = dict[str, str](), dict[str, tuple[int, tuple[Any, str]]]()
+    keys, wanted = dict[str, str](), dict[str, tuple[int, tuple[Any, str, bool]]]()
     for name, func in named(kernels):
         symbol = _symbol(name)
         text = tvm.ir.save_json(func.with_attr("global_symbol", symbol))
         keys[name] = _key(text, machine, without)
-        wanted[keys[name]] = (len(text), (func, symbol))
+        wanted[keys[name]] = (len(text), (func, symbol, uses_half(text)))
     found = {key: data for key in wanted if (data := cache.get(key)) is not None}
     missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
@@ -67,7 +68,7 @@ def objects(
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            found[key] = outcome or _object(compiled(*wanted[key][1], kernels, machine, without))
+            found[key] = outcome or _plain(*wanted[key][1], kernels, machine, without)
             cache.put(key, found[key])
         except Exception as error:
             if failed is None or isinstance(error, OSError | MemoryError):  # those are no fault of the kernel
@@ -93,13 +94,20 @@ def compiled(
     return pipeline.generate(loops(func, name, whole, machine, without), machine)
 
 
-def _vectorized(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
+def _vectorized(
+    func: Any, name: str, half: bool, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]
+) -> bytes:
     """The kernel's object file; empty where LLVM may not vectorize its loops, which is no matter of one thread."""
     lowered = loops(func, name, whole, machine, without)
     if wraps(lowered):
         return b""
-    module = pipeline.generate_once(lowered, machine)
-    return b"" if overruns(module) else _object(module)
+    module = pipeline.generate_once(lowered if half else without_helpers(lowered), machine)
+    return b"" if stores_integers(lowered) and overruns(module) else _object(module)
+
+
+def _plain(func: Any, name: str, _half: bool, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
+    """The object file of a kernel whose loops LLVM may not vectorize."""
+    return _object(compiled(func, name, whole, machine, without))
 
 
 def loops(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()) -> tvm.IRModule:
@@ -127,7 +135,7 @@ def _object(module: tvm.runtime.Module) -> bytes:
 
 def _written(module: tvm.runtime.Module, path: Path) -> bytes:
     module.write_to_file(str(path), "o")
-    return path.read_bytes()
+    return renamed(path.read_bytes())
 
 
 def _symbol(name: str) -> str:

@@ -183,7 +183,9 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
             from tvmopt.analysis.verify import Verification
 
             path = stack.enter_context(as_file(request.whole))
-            started = stack.enter_context(Verification(path, order.tolerance)) if early(request.machine) else None
+            if early(request.machine):
+                shapes = None if request.values else request.plain_shapes()
+                started = stack.enter_context(Verification(path, order.tolerance, shapes=shapes))
 
         def told(imported: Imported) -> None:
             if emitter:

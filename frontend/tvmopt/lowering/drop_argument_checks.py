@@ -69,34 +69,38 @@ class _Checks:
     Attributes:
         outside: the places of arguments that may be inputs of the model.
         sizes: the variables that are read from the shapes of its tensors.
-        places: the arguments that a variable is read from.
+        places: of the arguments that a variable or a check is made of.
     """
 
     def __init__(self, func: tirx.PrimFunc, outside: set[int]) -> None:
         self.packed, self.outside = func.params[1], outside
         self.sizes: list[Any] = []
-        self.places: list[tuple[Any, set[int]]] = []
-        structural_visit(func.body, ((tirx.Bind, self._bind), (tirx.AttrStmt, self._around)))
+        self.places: dict[Any, set[int]] = {}
+        self._found = set[int]()  # of the statement that is looked at
+        handlers = ((tirx.Bind, self._bind), (tirx.AssertStmt, self._assert), (tirx.AttrStmt, self._around))
+        structural_visit(func.body, (*handlers, (ir.Call, self._reads), (ir.Var, self._knows)))
 
     def _bind(self, node: Any, visitor: Any) -> None:
         if _reads_shape(node.value):
             self.sizes.append(node.var)
-        self.places.append((node.var, self._arguments(node.value)))
+        self.places[node.var] = self._made_of(node, visitor)
 
-    def _arguments(self, value: Any) -> set[int]:
-        """The places of the arguments that an expression is made of."""
-        found = set[int]()
+    def _assert(self, node: Any, visitor: Any) -> None:
+        self.places[node] = self._made_of(node, visitor)
 
-        def reads(node: Any, visitor: Any) -> None:
-            if node.op.same_as(_GET) and node.args[0].same_as(self.packed):
-                found.add(int(node.args[1]))
-            visitor.default_visit(node)
+    def _made_of(self, node: Any, visitor: Any) -> set[int]:
+        """The places of the arguments that a statement looks at."""
+        self._found = set()
+        visitor.default_visit(node)
+        return self._found
 
-        def knows(node: Any, visitor: Any) -> None:
-            found.update(*(places for known, places in self.places if known.same_as(node)))
+    def _reads(self, node: Any, visitor: Any) -> None:
+        if node.op.same_as(_GET) and node.args[0].same_as(self.packed):
+            self._found.add(int(node.args[1]))
+        visitor.default_visit(node)
 
-        structural_visit(value, ((ir.Call, reads), (ir.Var, knows)))
-        return found
+    def _knows(self, node: Any, visitor: Any) -> None:
+        self._found.update(self.places.get(node, ()))
 
     def _around(self, node: Any, visitor: Any) -> None:
         """The loops are not looked through: they are nearly all of a kernel, and read no shapes."""
@@ -106,7 +110,7 @@ class _Checks:
     def dropped(self, stmt: Any) -> Any:
         """A statement without the assertions in front of the loops; None where nothing is left."""
         if isinstance(stmt, tirx.AssertStmt):
-            places = self._arguments(stmt.condition)
+            places = self.places[stmt]
             return stmt if places and places <= self.outside else self._of_size(stmt)
         if isinstance(stmt, tirx.SeqStmt):
             kept = [left for left in map(self.dropped, stmt.seq) if left is not None]

@@ -23,7 +23,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_mutate
+from tvm_ffi import structural_mutate, structural_walk
 
 from tvmopt.lowering.loops import with_body
 
@@ -35,11 +35,20 @@ GROWS = (tirx.Add, tirx.Mul, tirx.Min, *DIVISIONS)
 
 def guard_divisors(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
+    found: list[Any] = []
+    structural_walk(func.body, (DIVISIONS, lambda node: None if _shifts(node.b) else found.append(node)))
+    if not found:
+        return func
     body = _Rewrite()(func.body)
     return func if body.same_as(func.body) else with_body(func, body)
 
 
 GuardDivisors = tirx.transform.prim_func_pass(guard_divisors, opt_level=0, name="tvmopt.GuardDivisors")
+
+
+def _shifts(divisor: Any) -> bool:
+    """Whether TVM shifts in place of a division."""
+    return isinstance(divisor, tirx.IntImm) and int(divisor).bit_count() == 1
 
 
 class _Rewrite:
@@ -70,7 +79,7 @@ class _Rewrite:
         node = mutator.default_mutate(node)
         divisor = node.b
         dtype, known = str(divisor.ty.dtype), isinstance(divisor, tirx.IntImm)
-        if dtype not in INTEGERS or (known and int(divisor).bit_count() == 1):  # TVM shifts by a power of two
+        if dtype not in INTEGERS or _shifts(divisor):
             return node
         one = tirx.const(1, dtype)
         if type(node) in PLAIN and self._never_negative(node.a) and self._never_negative(divisor):

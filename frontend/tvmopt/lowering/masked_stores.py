@@ -13,9 +13,25 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tvm import tirx
+from tvm_ffi import structural_walk
+
 PLAIN = "-vectorize-loops:bool=0"
 """The option of LLVM that leaves loops as they are."""
 _STORE = re.compile(r"@llvm\.masked\.store\.v\d+i(?:8|16|32)\.p0\(.*<\d+ x i1> <([^<>]*)>")
+
+
+WIDE = ("float32", "float64")
+"""Types of numbers that LLVM stores as they are."""
+
+
+def stores_integers(module: Any) -> bool:
+    """Whether a buffer of a kernel holds what LLVM may store as integers of up to 32 bits, as it does all that is
+    neither float32 nor float64. Only then its code need be looked through."""
+    found: list[Any] = []
+    for _, func in module.functions_items():
+        structural_walk(func.body, ((tirx.DeclBuffer, tirx.AllocBuffer), lambda node: found.append(node.buffer)))
+    return any(str(buffer.dtype) not in WIDE for buffer in found)
 
 
 def overruns(library: Any) -> bool:

@@ -31,6 +31,8 @@ REMAINDERS = (tirx.FloorMod, tirx.Mod)
 
 def split_wraps(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
+    if not _powers(func.body, lambda place: True):
+        return func
     body = structural_mutate(func.body, ((tirx.For, _split),))
     return func if body.same_as(func.body) else with_body(func, body)
 
@@ -84,6 +86,8 @@ def wraps(module: tvm.IRModule) -> bool:
 
 
 def _wraps(func: tirx.PrimFunc) -> bool:
+    if not _powers(func.body, lambda place: True):
+        return False
     counted: list[Any] = []
 
     def loop(node: Any) -> None:
