@@ -283,3 +283,16 @@ def test_what_measures_dies_with_its_parent(code: str, name: str, tmp_path: Path
     finally:
         with suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def test_nobody_waits_for_the_end_of_a_child_that_has_answered() -> None:
+    begin = time.perf_counter()
+    assert children.call("tests.test_children:lingers", {}, environment=HERE) == "answer"
+    assert time.perf_counter() - begin < 5.0
+
+
+def lingers(progress: object) -> str:
+    """In a child: an answer, and memory that takes the system long to take back."""
+    real = os._exit
+    os._exit = lambda code: (time.sleep(6.0), real(code))  # type: ignore[assignment]
+    return "answer"

@@ -164,7 +164,7 @@ class Kernels(Cache):
         path = self.path(key)
         with suppress(OSError, TvmoptError):
             path.parent.mkdir(exist_ok=True)
-            with atomic_write(path) as file:
+            with atomic_write(path, durable=False) as file:  # what the disk has not got then does not have its hash
                 file.write(hashlib.sha256(content).digest() + content)
 
 

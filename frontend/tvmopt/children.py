@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Self
@@ -102,7 +103,7 @@ class Child:
     ) -> None:
         variables = {**os.environ, **(environment or {})}
         self._folder, self._process, self._pipe = _prepared(variables) or _start(variables)
-        self._heard = False
+        self._heard = self._answered = False
         self.send({"function": function, "arguments": dict(arguments)})
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -137,10 +138,13 @@ class Child:
                     progress(stage)
             elif "ready" not in message:
                 answer = message
-        code = self._process.wait()
+                if "result" in message or "error" in message:
+                    break
+        self._answered = "result" in answer or "error" in answer
         if "error" in answer:
             raise thaw(answer["error"])
-        if "result" not in answer:
+        if not self._answered:
+            code = self._process.wait()
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise Crash(how, stage, bug=answer.get("bug", ""))
         return answer["result"]
@@ -150,7 +154,9 @@ class Child:
 
     def __exit__(self, *raised: object) -> None:
         try:
-            if self._process.poll() is None:  # Ctrl-C among the reasons: the child must not outlive us
+            if self._answered:  # nobody waits until the system has taken back its memory, which takes 0.1 s a gigabyte
+                threading.Thread(target=self._process.wait, daemon=True).start()
+            elif self._process.poll() is None:  # Ctrl-C among the reasons: the child must not outlive us
                 self._process.send_signal(signal.SIGINT if self._heard else signal.SIGKILL)
                 try:
                     self._process.wait(3)  # it removes what it has half written
@@ -323,12 +329,16 @@ def main() -> None:
     os._exit(0)  # generated libraries can crash in their destructors; everything is said
 
 
+_telling = threading.Lock()
+
+
 def _tell(pipe: IO[str], message: Mapping[str, Any]) -> None:
     """In a child: one message to its parent. A parent that has ended reads none, and the child ends, too, silently:
     the kernel's SIGKILL (:func:`die_with_parent`) does not come where the parent ended before it was asked for."""
     line = json.dumps(message)
     try:
-        print(line, file=pipe, flush=True)
+        with _telling:
+            print(line, file=pipe, flush=True)
     except BrokenPipeError:
         os._exit(130)
 

@@ -143,6 +143,33 @@ def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes
         raise
 
 
+def copied(source: Path, output: str | Path, *, durable: bool = True) -> bool:
+    """Copy a file, which the system does faster than it can be written anew; False if it is not there.
+
+    Raises:
+        InputError: the copy cannot be written.
+    """
+    try:
+        opened = source.open("rb")
+    except OSError:  # a file of the cache, of which another process needed the room
+        return False
+    with opened, atomic_write(output, durable=durable) as file:
+        try:  # in the kernel: no page passes through this process, and some file systems share them
+            while os.copy_file_range(opened.fileno(), file.fileno(), 1 << 30):
+                pass
+        except (AttributeError, OSError):  # another system; between file systems of another kernel; /dev/stdout
+            shutil.copyfileobj(opened, file, 1 << 24)
+    return True
+
+
+def moved(source: Path, place: Path) -> None:
+    """Move a file to its place at once, or copy it to another file system, where it appears when it is whole."""
+    try:
+        os.replace(source, place)
+    except OSError:
+        copied(source, place, durable=False)
+
+
 def _full(path: Path, error: OSError) -> InputError:
     if error.errno != errno.ENOSPC and (limit := limit_of(error, str(path))):
         return limit

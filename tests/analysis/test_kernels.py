@@ -420,3 +420,26 @@ def test_a_tie_of_bytes_that_a_kernel_does_not_write_is_one_of_those_that_it_doe
     run = [Seen("both", names, (), np.ascontiguousarray(y.T)), Seen("moved", names, (), y)]
     found = check_kernels(model, {"a": arrays["a"]}, {"y": y}, run, "fp32")
     assert bool(found.wrong) == wrong
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("last", ["places", "channels"])
+def test_windows_that_the_next_kernel_puts_into_a_picture_are_known(channels: int, wrong: bool, last: str) -> None:
+    """Of a transposed convolution whose windows do not overlap a kernel writes the product, place by place of the input
+    with all places and channels of the window behind each other."""
+    weight = RNG.standard_normal((5, channels, 2, 3))
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w"], ["t"], "up", strides=[2, 3]),
+        helper.make_node("Sigmoid", ["t"], ["y"], "sigmoid"),
+    ]
+    model = made(nodes, {"x": [1, 5, 4, 7]}, {"y": [1, channels, 8, 21]}, {"w": weight})
+    feeds = {"x": RNG.standard_normal((1, 5, 4, 7)).astype(np.float32)}
+    made_ = tensors(model, feeds)
+    windows = made_["t"].reshape(1, channels, 4, 2, 7, 3)
+    product = windows.transpose((0, 2, 4, 1, 3, 5) if last == "places" else (0, 2, 4, 3, 5, 1)).reshape(1, 4, 7, -1)
+    if wrong:
+        product = product * np.where(np.arange(product.size).reshape(product.shape) % 7, 1, 1.5)
+    run = [seen("product", product, "up"), seen("sigmoid", made_["y"], "up", "sigmoid")]
+    found = check_kernels(model, feeds, {"y": made_["y"]}, run, "fp32")
+    assert found.wrong == () and [k.tensor for k in found.kernels] == ["" if wrong else "t", "y"]

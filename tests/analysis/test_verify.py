@@ -13,7 +13,7 @@ import pytest
 
 import tvmopt
 from tests.runtime.small import small_model
-from tvmopt.analysis.trials import nodes_in_loops
+from tvmopt.analysis.trials import Checked, nodes_in_loops
 from tvmopt.analysis.verify import Verification, verify
 from tvmopt.compiler import accuracy
 from tvmopt.compiler.accuracy import begin
@@ -78,6 +78,48 @@ def test_the_references_run_before_there_is_an_artifact(model: Path, compiled: A
         stages: list[str] = []
         assert started.verdict(compiled, stages.append).ok
     assert "running the reference" not in stages and stages[0] == "running the compiled model"
+
+
+def test_onnxruntime_runs_before_the_model_is_imported(model: Path, open_model: Path, compiled: Artifact) -> None:
+    """Where the file, or the shapes that were asked for, tell that all inputs are floats of known sizes."""
+    for path, shapes in ((model, {}), (open_model, {"x": list(compiled.manifest.inputs[0].shape)})):
+        with Verification(path, shapes=shapes) as started:
+            heard = [json.loads(started._child._pipe.readline()) for _ in range(2)]  # nothing was told yet
+            assert heard == [{"ready": True}, {"progress": "running the reference"}]
+            started.begin(compiled.manifest.inputs, {}, "fp32")
+            stages: list[str] = []
+            assert started.verdict(compiled, stages.append) == verify(compiled, path)
+        assert "running the reference" not in stages
+
+
+def test_it_waits_where_the_file_does_not_tell_the_inputs(open_model: Path, tmp_path: Path) -> None:
+    whole = onnx.load(open_model)
+    whole.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    numbers = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [2])
+    whole.graph.input.append(numbers)
+    whole.graph.node.append(onnx.helper.make_node("Identity", ["i"], ["j"]))
+    whole.graph.output.append(onnx.helper.make_tensor_value_info("j", onnx.TensorProto.INT64, [2]))
+    onnx.save(whole, tmp_path / "whole.onnx")
+    for path in (open_model, tmp_path / "whole.onnx"):
+        checked = Checked(str(path), lambda stage: None)
+        checked.foresee({})
+        assert checked.guess is None
+    assert tvmopt.compile(tmp_path / "whole.onnx", cache=False).report.accuracy["verified"]
+
+
+def test_a_wrong_guess_is_made_anew(open_model: Path) -> None:
+    compiled = tvmopt.compile(open_model, shape={"x": (2, 3, 9, 9)}, verify=False).artifact
+    with Verification(open_model, shapes={"x": [4, 3, 9, 9]}) as started:
+        started.begin(compiled.manifest.inputs, {}, "fp32")
+        assert started.verdict(compiled) == verify(compiled, open_model)
+
+
+def test_what_is_wrong_with_the_first_inputs_is_told(model: Path, compiled: Artifact) -> None:
+    """Though others are examined at the same time, and are wrong, too."""
+    weights = [(w.info, a * 1.01) for w, a in zip(compiled.manifest.weights, compiled.weights, strict=True)]
+    wrong = Artifact.build(compiled.manifest, compiled.library, weights)
+    with pytest.raises(AccuracyError, match=r"differ from .* with seed 0"):
+        verify(wrong, model)
 
 
 def test_inputs_that_are_not_the_artifacts_are_made_anew(open_model: Path) -> None:

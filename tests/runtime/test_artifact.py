@@ -82,7 +82,7 @@ def test_weights_are_outside_the_library(artifact: Artifact) -> None:
 
 def test_any_zip_tool_reads_it(artifact_file: Path) -> None:
     with zipfile.ZipFile(artifact_file) as archive:
-        assert archive.namelist() == ["manifest.json", "library.so", "weights.bin"]
+        assert archive.namelist() == ["weights.bin", "library.so", "manifest.json"]
         assert archive.testzip() is None
         assert json.loads(archive.read("manifest.json"))["model"] == "small.onnx"
 

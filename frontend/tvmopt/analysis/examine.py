@@ -11,7 +11,7 @@ and surgeon, which therefore never contradict each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,8 +128,14 @@ class Examiner:
         """
         return self._against_oracle(self._run(feeds, peer), always=True)
 
-    def fully(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
+    def fully(
+        self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, meanwhile: Callable[[], None] | None = None
+    ) -> Examined:
         """Thoroughly or, where the oracle cannot evaluate the model, against onnxruntime's outputs only.
+
+        Args:
+            meanwhile: is called when everything is known that :meth:`quickly` and :meth:`hostile` ask for, if other
+                threads may examine other inputs from then on.
 
         Raises:
             Unsupported: neither can run the model.
@@ -140,6 +146,8 @@ class Examiner:
             excesses = [o.excess for o in beside]
             self._elsewhere = any(map(misplaced, beside))
             self._apart = max(filter(np.isfinite, excesses), default=1.0)
+        if meanwhile is not None and not self.keeps:  # caches that are rounded are marked in the model itself
+            meanwhile()
         return self._as_in_the_file(self._or_peer(run, always=True), run)
 
     def quickly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:

@@ -154,11 +154,18 @@ def kernels_of(model: Any, seen: Sequence[Seen], feeds: Mapping[str, Array]) -> 
                 if (n := nodes[i].output[0]) in names and (b := bias_of(nodes[i], known)) is not None
             }
             flips = any(attribute.name in FLIPS and attribute.i for i in inside for attribute in nodes[i].attribute)
+            strides = {s for i in inside if (s := strides_of(nodes[i]))}
             found += [
-                Kernel(part, set(names), set(products), biases, shared, flips=flips)
+                Kernel(part, set(names), set(products), biases, shared, flips=flips, strides=strides)
                 for part in side_by_side(model, one, inside)
             ]
     return found
+
+
+def strides_of(node: Any) -> tuple[int, ...]:
+    """Those of a transposed convolution; () where all are 1, and for other nodes."""
+    found = next((tuple(a.ints) for a in node.attribute if a.name == "strides"), ())
+    return found if node.op_type == "ConvTranspose" and any(stride > 1 for stride in found) else ()
 
 
 def with_views(model: Any, kernels: Sequence[Kernel], right: set[str]) -> set[str]:

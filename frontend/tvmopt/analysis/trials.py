@@ -6,7 +6,8 @@ What needs no artifact comes first: it is done while the model is compiled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from tvmopt.dims import near
 from tvmopt.errors import InputError
 from tvmopt.importer.protos import subgraphs
 from tvmopt.operators.stored import FLOAT
-from tvmopt.runtime.artifact import read
+from tvmopt.runtime.draft import read_candidate
 from tvmopt.runtime.library import ffi
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.sizes import info_at
@@ -191,7 +192,7 @@ def in_child(
             judge.foresee(ahead.feeds[0])
     if early:
         ffi()  # the compiled model will ask for TVM's runtime
-    loaded = read(children.receive()["artifact"], mapped=True, verify=False)  # its parent wrote it just now
+    loaded = read_candidate(children.receive())  # its parent wrote it just now
     manifest = loaded.manifest
     values = checked.bound(manifest.values)
     compiled = opened(loaded)
@@ -218,13 +219,8 @@ def in_child(
         try:
             examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge)
             name = "" if examiner.keeps else name
-            for seed, one in ahead.feeds.items():
-                progress(f"comparing with {described(seed)}")
-                done = examine(examiner, seed, one, ahead.peers.get(seed), ahead.flops > LARGE)
-                if done is not None:
-                    found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
-                if found and not found[-1].comparison.ok:
-                    break
+            for seed, done in examined(examiner, ahead, progress):
+                found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
         except Unsupported as error:
             return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
         del examiner
@@ -269,13 +265,38 @@ def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -
     return [s for s in distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
 
 
+def examined(examiner: Examiner, sampled: Sampled, progress: Callable[[str], None]) -> list[tuple[int, Examined]]:
+    """What is found with each seed, in their order, until something is wrong; those are left out that an engine
+    refuses. While the kernels are compared that ran with the first one, the others run."""
+
+    def found(seeds: Iterable[int], meanwhile: Callable[[], None] | None = None) -> list[tuple[int, Examined]]:
+        results = []
+        for seed in seeds:
+            progress(f"comparing with {described(seed)}")
+            peer = sampled.peers.get(seed)
+            done = examine(examiner, seed, sampled.feeds[seed], peer, sampled.flops > LARGE, meanwhile)
+            results += [(seed, done)] if done is not None else []
+            if done is not None and not done.ok:
+                break
+        return results
+
+    first, *others = sampled.feeds
+    started: list[Future[list[tuple[int, Examined]]]] = []
+    with ThreadPoolExecutor(1) as aside:
+        results = found([first], lambda: started.append(aside.submit(found, others)))
+        if results and not results[-1][1].ok:
+            return results
+        return results + (started[0].result() if started else found(others))
+
+
 def examine(
-    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, large: bool
-) -> Examined | None:
+    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, large: bool,
+    meanwhile: Callable[[], None] | None = None,
+) -> Examined | None:  # fmt: skip
     """One seed: the first in full, the others by onnxruntime where that is enough; None where an engine refuses it."""
     try:
         if seed == 0 and not (large and peer is not None):
-            return examiner.fully(feeds, peer)
+            return examiner.fully(feeds, peer, meanwhile)
         if broken(feeds):
             return examiner.hostile(feeds, peer)
         if seed > 1 and peer is None:  # onnxruntime refuses these inputs

@@ -9,8 +9,8 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from tvmopt.analysis.samples import described
 from tvmopt.dims import is_open, told
 from tvmopt.errors import AccuracyError, TvmoptError, first_line
 from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.runtime.draft import Draft
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
 from tvmopt.runtime.tensors import TensorInfo, to_plain
@@ -161,17 +162,24 @@ class Verification:
         self._child.send(told | {"precision": precision, "operators": operators()})
         self._told = True
 
-    def verdict(self, artifact: Artifact, progress: Callable[[str], None] | None = None) -> Verdict:
+    def verdict(
+        self, artifact: Artifact, progress: Callable[[str], None] | None = None, draft: Draft | None = None
+    ) -> Verdict:
         """What the child finds out about an artifact.
+
+        Args:
+            draft: its file, as far as it is written.
 
         Raises:
             AccuracyError: the outputs differ, or the compiled code crashed.
         """
         if not self._told:
             self.begin((), {}, artifact.manifest.precision)
-        with tempfile.TemporaryDirectory(prefix="tvmopt-verify-") as folder:
-            candidate = artifact.save(Path(folder) / "candidate.tvmopt", durable=False)
-            self._child.send({"artifact": str(candidate)})
+        with ExitStack() as stack:
+            if draft is None or not draft.begun:
+                artifact, draft = artifact.alone(), stack.enter_context(Draft())
+                draft.begin(artifact.weights)
+            self._child.send(draft.candidate(artifact))
             try:
                 raw = self._child.result(progress)
             except children.Crash as crash:

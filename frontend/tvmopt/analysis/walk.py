@@ -36,6 +36,8 @@ class Kernel:
         comparison: of what it wrote with that tensor.
         output: one that has these numbers, right or not, in another layout or type.
         flips: it may have written a tensor from its end to its beginning along an axis, for the next kernel.
+        strides: of transposed convolutions in it. Where windows do not overlap, such a kernel is a product that gives
+            all places of a window for each place of its input, and the next one puts them into a picture.
         alike: relative errors of the tensors that its result resembles, though it differs from each; `unlike` of those
             that it does not resemble.
     """
@@ -51,6 +53,7 @@ class Kernel:
     alike: dict[str, float] = field(default_factory=dict)
     unlike: dict[str, float] = field(default_factory=dict)
     flips: bool = False
+    strides: Collection[tuple[int, ...]] = ()
 
     @property
     def likeliest(self) -> str:
@@ -65,6 +68,10 @@ class Kernel:
         if {found.dtype, exact.dtype} == {np.dtype(np.uint8), np.dtype(np.int8)}:
             found = (found.view(np.uint8) ^ np.uint8(128)).view(exact.dtype)
         placed, error = fitted(exact, found)
+        for strides in self.strides:
+            windows = in_windows(exact, strides)
+            turned, other = fitted(windows, found) if windows is not None else (placed, error)
+            placed, error = (turned.reshape(exact.shape), other) if other < error else (placed, error)
         for axis in (a for a, size in enumerate(exact.shape) if self.flips and size > 1):
             turned, other = fitted(np.flip(exact, axis), found)
             placed, error = (np.flip(turned, axis), other) if other < error else (placed, error)
@@ -248,6 +255,20 @@ class Walk:
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = Value(found, value.kind)
         return Value(found.astype(value.array.dtype) if is_real(value.kind) else found, value.kind)
+
+
+def in_windows(picture: Array, strides: Sequence[int]) -> Array | None:
+    """A picture (n, c, y, x) or signal with an axis of its own for the places of a window, (n, c, y, y', x, x'); None
+    where windows of this size do not fill it.
+
+    >>> in_windows(np.arange(8).reshape(1, 1, 2, 4), (2, 2)).shape, in_windows(np.zeros((1, 1, 5)), (2,))
+    ((1, 1, 1, 2, 2, 2), None)
+    """
+    sides = picture.shape[2:]
+    if len(sides) != len(strides) or any(side % stride for side, stride in zip(sides, strides, strict=True)):
+        return None
+    parts = [n for side, stride in zip(sides, strides, strict=True) for n in (side // stride, stride)]
+    return picture.reshape(*picture.shape[:2], *parts)
 
 
 def mean_size(array: Array) -> float:

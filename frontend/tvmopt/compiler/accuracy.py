@@ -14,6 +14,7 @@ from tvmopt.errors import InputError, MissingDependency
 from tvmopt.importer.protos import byte_size, human
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.draft import Draft
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
@@ -83,11 +84,12 @@ def verified(
     tolerance: float | None,
     progress: Progress | None,
     started: Verification | None = None,
+    draft: Draft | None = None,
 ) -> tuple[Artifact, Report]:
     """The artifact and report with the accuracy found in them.
 
     Args:
-        started: the verification of `model`, where it has begun.
+        started: the verification of `model`, where it has begun. draft: the artifact's file, likewise.
 
     Raises:
         AccuracyError: the compiled module is wrong.
@@ -107,7 +109,7 @@ def verified(
         if progress:
             progress("verifying")
         found = (
-            started.verdict(artifact, progress)
+            started.verdict(artifact, progress, draft)
             if started
             else verify(artifact, model, rtol=tolerance, progress=progress)
         )

@@ -29,6 +29,7 @@ from tvmopt.compiler.results import make_manifest, make_report, structure_hash, 
 from tvmopt.errors import ArtifactError, ModelError, ScheduleError, TvmoptError, collect
 from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact, LaidOut, read
+from tvmopt.runtime.draft import Draft
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.tuning.logs import RecordLookup
 
@@ -80,12 +81,14 @@ def compile_model(
     progress: Progress | None = None,
     told: Callable[[Imported], None] | None = None,
     made: Callable[[Lowered], None] | None = None,
+    draft: Draft | None = None,
 ) -> tuple[Artifact, Report]:
-    """Compile; nothing is verified or written yet.
+    """Compile; nothing is verified yet.
 
     Args:
         told: is shown the model as soon as it is imported, where this process compiles it.
         made: is shown the kernels and `main` of which code was generated, likewise.
+        draft: begins with the weights, likewise.
 
     Raises:
         ModelError, UnsupportedOp: the model cannot be imported.
@@ -96,7 +99,7 @@ def compile_model(
     request.dumps.make_folders()
     environment = BACKENDS[request.machine.kind].environment(request.machine)
     if environment is None:
-        return _compile(request, progress, told, made)
+        return _compile(request, progress, told, made, draft)
     with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-compile-") as folder:
         output = str(Path(folder) / "out.tvmopt")
         arguments = {"request": replace(request, source=str(model)).to_dict(), "output": output}
@@ -121,10 +124,11 @@ def _compile(
     progress: Progress | None,
     told: Callable[[Imported], None] | None = None,
     made: Callable[[Lowered], None] | None = None,
+    draft: Draft | None = None,
 ) -> tuple[Artifact, Report]:
-    """Compile in this process. Hashes are made without Python's lock, beside what needs it."""
+    """Compile in this process. Hashes are made, and weights written, without Python's lock, beside what needs it."""
     with ThreadPoolExecutor(1) as aside:
-        return _compile_beside(aside, request, progress, told, made)
+        return _compile_beside(aside, request, progress, told, made, draft)
 
 
 def _compile_beside(
@@ -133,6 +137,7 @@ def _compile_beside(
     progress: Progress | None,
     told: Callable[[Imported], None] | None,
     made: Callable[[Lowered], None] | None,
+    draft: Draft | None,
 ) -> tuple[Artifact, Report]:
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
     model = aside.submit(source_hash, request.source)
@@ -152,6 +157,7 @@ def _compile_beside(
     program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
     if made is not None:
         made(lowered)
+    written = aside.submit(lambda: draft.begin(weights.result().arrays)) if draft else None
     with stages.stage("linking"):
         library = code.library(backend.arch(request.machine))
     notes = lookup.tell(program.log) if lookup else ()
@@ -168,6 +174,8 @@ def _compile_beside(
     )
     records = lookup.used_lines() if lookup else ()
     manifest = make_manifest(request, imported, lowered.structure, report, model.result(), records, program.decoder)
+    if written:
+        written.result()
     return Artifact.of(manifest, library, weights.result()), report
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from tvmopt.cache import Artifacts
 from tvmopt.compiler.request import Request, source_hash
 from tvmopt.errors import ArtifactError
 from tvmopt.extensions import foreign
-from tvmopt.files import atomic_write
+from tvmopt.files import copied, moved
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact
@@ -92,13 +91,17 @@ class Kept:
         found = self._first(partial(artifacts.read, mapped=True))
         return _told(found[1].manifest.report) if found is not None and copied(found[0], output) else None
 
-    def keep(self, artifact: Artifact, verify: bool) -> Path | None:
-        """Keep an artifact for the next time; the file, where it is kept."""
+    def keep(self, artifact: Artifact, verify: bool, file: Path | None = None) -> Path | None:
+        """Keep an artifact for the next time; the file, where it is kept.
+
+        Args:
+            file: the artifact's, which becomes that one.
+        """
         manifest = artifact.manifest
         if verify and not manifest.accuracy.get("verified"):
             return None
         key, size = self._key(manifest.model_sha256), sum(part.bytes for part in manifest.parts.values())
-        self.cache.put(key, size, lambda path: artifact.save(path, durable=False))
+        self.cache.put(key, size, partial(moved, file) if file else partial(artifact.save, durable=False))
         return self.cache.find(key)
 
     def _first(self, read: Callable[[Path], Any]) -> tuple[Path, Any] | None:
@@ -121,25 +124,6 @@ class Kept:
 
     def _key(self, model: str) -> str:
         return self.start + model[:_HALF]
-
-
-def copied(kept: Path, output: str | Path) -> bool:
-    """Copy a kept file, which the system does faster than it can be written anew; False if it is gone.
-
-    Raises:
-        InputError: the copy cannot be written.
-    """
-    try:
-        source = kept.open("rb")
-    except OSError:  # another process needed the room
-        return False
-    with source, atomic_write(output) as file:
-        try:  # in the kernel: no page passes through this process, and some file systems share them
-            while os.copy_file_range(source.fileno(), file.fileno(), 1 << 30):
-                pass
-        except (AttributeError, OSError):  # another system; between file systems of another kernel; /dev/stdout
-            shutil.copyfileobj(source, file, 1 << 24)
-    return True
 
 
 def _told(report: dict[str, Any]) -> Report:

@@ -14,10 +14,12 @@ from tvmopt.cache import Artifacts
 from tvmopt.children import Progress
 from tvmopt.compiler.beginning import joined, of_beginning, of_step, two_models
 from tvmopt.compiler.carchive.asked import CArchive, check_sizes
-from tvmopt.compiler.kept import Kept, copied
+from tvmopt.compiler.kept import Kept
 from tvmopt.compiler.request import Request, as_file
+from tvmopt.files import copied
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.runtime.draft import Draft
 from tvmopt.targets.memory import give_back
 
 if TYPE_CHECKING:
@@ -179,6 +181,7 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
         emitter = Emitter(request, order.output or "", order.strip_weights)
     with ExitStack() as stack:
         path, started = Path(), None
+        draft = stack.enter_context(Draft())
         if order.verify:
             from tvmopt.analysis.verify import Verification
 
@@ -193,22 +196,26 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
             if started:
                 begin(started, imported, request)
 
-        artifact, report = compile_model(request, progress, told, emitter.lowered if emitter else None)
+        needed = started is not None or kept is not None or order.output is not None
+        artifact, report = compile_model(
+            request, progress, told, emitter.lowered if emitter else None, draft if needed else None
+        )
         if order.verify:
             give_back()  # the references need it
-            artifact, report = verified(artifact, report, path, order.tolerance, progress, started)
-    if emitter:
-        archive = emitter.write(artifact, order.verify, progress)
-        return artifact, report, emitter.folder, archive
-    file = kept.keep(artifact, order.verify) if kept is not None else None
-    return artifact, report, _written(artifact, order, file), None
+            artifact, report = verified(artifact, report, path, order.tolerance, progress, started, draft)
+        if emitter:
+            archive = emitter.write(artifact, order.verify, progress)
+            return artifact, report, emitter.folder, archive
+        file = draft.finish(artifact) if draft.begun and (kept is not None or order.output is not None) else None
+        file = (kept.keep(artifact, order.verify, file) if kept is not None else None) or file
+        return artifact, report, _written(artifact, order, file), None
 
 
-def _written(artifact: Artifact, order: Order, kept: Path | None = None) -> Path | None:
-    """The path of an artifact that was asked for as a file; `kept`: the same as a file in the cache."""
+def _written(artifact: Artifact, order: Order, file: Path | None = None) -> Path | None:
+    """The path of an artifact that was asked for as a file; `file`: the same elsewhere."""
     if order.output is None:
         return None
-    if kept is not None and not order.strip_weights and copied(kept, order.output):
+    if file is not None and not order.strip_weights and copied(file, order.output):
         return Path(order.output)
     return (artifact.stripped() if order.strip_weights else artifact).save(order.output)
 

@@ -124,23 +124,24 @@ class Artifact:
         """
         path = Path(path)
         with atomic_write(path, durable=durable) as file:
-            container.write(file, self._members())
+            container.write(file, self.members())
         return path
 
     def to_bytes(self) -> bytes:
         """The bytes of the file."""
         file = io.BytesIO()
-        container.write(file, self._members())
+        container.write(file, self.members())
         return file.getvalue()
 
-    def _members(self) -> dict[str, Any]:
+    def members(self) -> dict[str, Any]:
+        """The members of the file, each as pieces of its bytes. The manifest is last: it tells what verification found,
+        and the others are written before (`draft.py`)."""
         one = self.alone()
-        members: dict[str, Any] = {container.MANIFEST: [one.manifest.to_json()], container.LIBRARY: [one.library]}
-        if not one.manifest.stripped:
-            members[container.WEIGHTS] = list(pieces(one.weights))
+        members: dict[str, Any] = {} if one.manifest.stripped else {container.WEIGHTS: list(pieces(one.weights))}
+        members[container.LIBRARY] = [one.library]
         if one.beginning is not None:
             members[container.BEGINNING] = [one.beginning.to_bytes()]
-        return members
+        return members | {container.MANIFEST: [one.manifest.to_json()]}
 
     def check_host(self) -> None:
         """Refuse a machine that lacks an instruction the code uses.

@@ -43,22 +43,44 @@ def holders(name: str) -> list[str]:
 Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
 
 
+class Writer:
+    """Writes members one after the other, each the concatenation of its pieces; the manifest's hash is the comment.
+
+    Attributes:
+        members: where each lies in the file: offset and size in bytes.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.members: dict[str, tuple[int, int]] = {}
+        self._file, self._archive = file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
+
+    def add(self, name: str, pieces: Iterable[Buffer]) -> None:
+        """Write a member."""
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        if name == MANIFEST:
+            self._archive.comment = _comment(views)
+        info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+        info.external_attr, info.create_system = 0o644 << 16, 3
+        info.CRC, info.file_size = 0, sum(view.nbytes for view in views)
+        zip64 = info.file_size > 1 << 30
+        start = self._file.tell() + len(info.FileHeader(zip64)) + 4
+        info.extra = struct.pack("<HH", _PADDING_ID, -start % PAGE) + bytes(-start % PAGE)
+        self.members[name] = (start + -start % PAGE, info.file_size)
+        with self._archive.open(info, "w", force_zip64=zip64) as member:
+            for view in views:
+                member.write(view)
+
+    def close(self) -> None:
+        """Write the zip's directory: the file is whole then, and stays open."""
+        self._archive.close()
+
+
 def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
-    """Write the members in order, each the concatenation of its pieces; the manifest's hash is the comment."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, pieces in members.items():
-            views = [memoryview(piece).cast("B") for piece in pieces]
-            if name == MEMBERS[0]:
-                archive.comment = _comment(views)
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.external_attr, info.create_system = 0o644 << 16, 3
-            info.CRC, info.file_size = 0, sum(view.nbytes for view in views)
-            zip64 = info.file_size > 1 << 30
-            start = file.tell() + len(info.FileHeader(zip64)) + 4
-            info.extra = struct.pack("<HH", _PADDING_ID, -start % PAGE) + bytes(-start % PAGE)
-            with archive.open(info, "w", force_zip64=zip64) as member:
-                for view in views:
-                    member.write(view)
+    """Write a whole file of these members, in their order."""
+    writer = Writer(file)
+    for name, pieces in members.items():
+        writer.add(name, pieces)
+    writer.close()
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,9 @@ class Fleet:
         ]
         if strip_weights:
             manifests = [replace(manifest, stripped=True) for manifest in manifests]
-        members: dict[str, Any] = {container.MANIFEST: [fleet_json(manifests)]}
+        members: dict[str, Any] = {} if strip_weights else {s.name: list(pieces(s.arrays)) for s in segments}
         members |= {manifest.library: [m.library] for manifest, m in zip(manifests, self.members, strict=True)}
-        if not strip_weights:
-            members |= {segment.name: list(pieces(segment.arrays)) for segment in segments}
+        members[container.MANIFEST] = [fleet_json(manifests)]
         with atomic_write(path) as file:
             container.write(file, members)
         return Path(path)

@@ -122,10 +122,12 @@ class Oracle:
         for name in {*self.inputs, *self._kinds} & feeds.keys():
             scope[name] = self.value(feeds[name])
         nodes = self.graph.node
-        self._known = {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in (known or {}).items()}
-        scope |= self._known
         if known is not None:
             nodes = self.needed(wanted, known)
+            used = {*wanted, *(n for node in nodes for n in (*node.output, *reads(node)))}
+            known = {n: v for n, v in known.items() if n in used}  # others need not be widened
+        self._known = {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in (known or {}).items()}
+        scope |= self._known
         with np.errstate(all="ignore"):
             self._run_nodes(nodes, scope, self._last_uses(nodes, wanted), observe, known or {})
         missing = [n for n in wanted if n not in scope and n not in self.large]
