@@ -24,6 +24,7 @@ from tvmopt.children import Progress
 from tvmopt.dims import Shapes
 from tvmopt.errors import ArtifactError, InputError, TvmoptError
 from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
+from tvmopt.garbage import seldom_collected
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
@@ -94,6 +95,7 @@ class Compiled:
         return (self.artifact.stripped() if strip_weights else self.artifact).save(path)
 
 
+@seldom_collected()
 def compile(
     model: str | Path | bytes | onnx.ModelProto,
     *,

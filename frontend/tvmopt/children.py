@@ -26,6 +26,7 @@ from typing import IO, Any, Self
 
 from tvmopt import errors
 from tvmopt.errors import TvmoptError, last_line, limit_of
+from tvmopt.garbage import RARELY
 
 try:
     import resource
@@ -34,11 +35,6 @@ except ImportError:  # Windows
 
 _PIPE = "TVMOPT_CHILD_PIPE"
 _PR_SET_PDEATHSIG = 1
-_GARBAGE = (100_000, 20, 100)
-"""When a child looks for garbage. By default it does after every 700 new objects, which took a tenth of the time that
-importing TVM takes; nearly all that a child makes is either freed at once or needed to its end."""
-
-
 Progress = Callable[[str], None]
 """Is told, in words, each stage of something that takes long."""
 
@@ -296,7 +292,7 @@ def _interrupted(number: int, frame: Any) -> None:
 
 def main() -> None:
     """The child's entry."""
-    gc.set_threshold(*_GARBAGE)
+    gc.set_threshold(*RARELY)
     die_with_parent()
     signal.signal(signal.SIGINT, _interrupted)
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)

@@ -31,6 +31,7 @@ from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact, LaidOut, read
 from tvmopt.runtime.draft import Draft
 from tvmopt.runtime.manifest import Manifest
+from tvmopt.toolchain.linking import prepare
 from tvmopt.tuning.logs import RecordLookup
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _compile_beside(
 ) -> tuple[Artifact, Report]:
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
     model = aside.submit(source_hash, request.source)
+    aside.submit(prepare, backend.arch(request.machine))
     imported = _imported(request, stages)
     if told is not None:
         told(imported)

@@ -7,15 +7,16 @@ Which families there are, and which operators each of them lowers, stands in the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmopt.lowering import clamp, math, max_pool, truths
+from tvmopt.lowering import clamp, math, max_pool, repeats, truths
 from tvmopt.lowering.common import is_open, sizes
 from tvmopt.lowering.extremes import Extremes
 from tvmopt.report import DecisionLog
@@ -49,13 +50,20 @@ def lower_operators(
     truths.install()
     machine, log = _with_precision(machine, precision), log or DecisionLog()
     asked = _Asked(module["main"], machine, exact, log)
-    module = relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
+    with repeats.remembered():
+        module = relax.transform.LegalizeOps(asked.legalizers(_used(module["main"])))(module)
     again = asked.keeps.keys() - {"relax.reshape"}
     if not any(_name(b.value) in again for block in module["main"].body.blocks for b in block.bindings):
         return module
     module = relax.transform.DeadCodeElimination()(module)  # what has been taken over
     asked = _Asked(module["main"], machine, exact, log, keep=False)
-    return relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
+    with repeats.remembered():
+        return relax.transform.LegalizeOps(asked.legalizers(_used(module["main"])))(module)
+
+
+def _used(main: Any) -> set[str]:
+    """The operators of `main`."""
+    return {_name(binding.value) for block in main.body.blocks for binding in block.bindings}
 
 
 def lower_ordered(
@@ -68,7 +76,7 @@ def lower_ordered(
     them. It runs before TVM's DispatchSortScan, which puts kernels of its own in the place of all the others."""
     asked = _Asked(module["main"], machine, exact, log or DecisionLog())
     main = module["main"]
-    used = {_name(b.value) for block in main.body.blocks for b in block.bindings} & asked.lowerings.keys()
+    used = _used(main) & asked.lowerings.keys()
     ours = {op for op in used if tvm.ir.Op.get(op).get_attr("FLegalize") is None}
     if not ours:
         return module
@@ -197,9 +205,16 @@ class _Asked:
             if result is not None:
                 return result
             stock = tvm.ir.Op.get(op).get_attr("FLegalize")
-            return stock(bb, call) if stock is not None else call
+            return repeats.legalized(op, stock, bb, call) if stock is not None else call
 
         return run
+
+    def legalizers(self, used: Collection[str]) -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]]:
+        """Those of all operators that families lower, and of those used ones that TVM lowers."""
+        others = [op for op in used - self.lowerings.keys() if op.startswith("relax.")]
+        stock = {op: tvm.ir.Op.get(op).get_attr("FLegalize") for op in others}
+        plain = {op: partial(repeats.legalized, op, function) for op, function in stock.items() if function is not None}
+        return plain | {op: self.legalizer(op) for op in self.lowerings}
 
     def _find(self, call: relax.Call) -> None:
         """Note which binding a call is of: it has the name of its node. Calls come in the bindings' order, perhaps

@@ -16,8 +16,10 @@ from typing import Any
 
 @cache
 def quicken() -> None:
-    """Iterate over TVM's arrays without a bounds check an element; call the moves of a schedule without the check of
-    their arguments' Python types in front of the one in C++; copy what becomes a constant once. TVM is imported."""
+    """Ask what an object of TVM's is without a look at virtual base classes, and iterate over its arrays without a
+    bounds check an element; call the moves of a schedule without the check of their arguments' Python types in front of
+    the one in C++; copy what becomes a constant once. TVM is imported."""
+    _classes()
     _arrays()
     _schedules()
     _constants()
@@ -60,6 +62,18 @@ def names_looked_up() -> Iterator[None]:
     finally:
         for place in (registry, tvm_ffi):
             place.init_ffi_api = eager
+
+
+def _classes() -> None:
+    """TVM's classes are abstract base classes, whose `isinstance` takes five times that of others; none of them has a
+    virtual subclass. A variable of a dataflow block is no number, and equal to itself only."""
+    import tvm_ffi
+    from tvm import relax
+
+    kind: Any = type(tvm_ffi.Object)
+    for method in ("__instancecheck__", "__subclasscheck__"):
+        setattr(kind, method, getattr(type, method))
+    relax.DataflowVar.__eq__, relax.DataflowVar.__hash__ = tvm_ffi.Object.__eq__, tvm_ffi.Object.__hash__
 
 
 def _arrays() -> None:

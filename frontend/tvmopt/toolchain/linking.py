@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,40 @@ def export(executable: Any, arch: str, objects: Mapping[str, bytes] | None = Non
         return output.read_bytes()
 
 
+def helper(source: Path, command: tuple[str, ...]) -> bytes:
+    """The object of a source of ours, compiled by a command, or as it was kept.
+
+    Raises:
+        TvmoptError: it cannot be compiled.
+    """
+    compiler = Path(command[0])
+    status = compiler.stat()
+    identity = (str(compiler.resolve()), status.st_size, status.st_mtime_ns, command[1:], _COMPILE)
+    key = hashlib.sha256(repr((identity, source.read_text())).encode()).hexdigest()
+    cache = Kernels.default()
+    if key not in _made:
+        kept = cache.get(key)
+        if kept is None:
+            with tempfile.TemporaryDirectory(prefix="tvmopt-helper-") as folder:
+                shutil.copy(source, folder)
+                name = f"{source.stem}.o"
+                run([*command, *_COMPILE, "-c", source.name, "-o", name], folder, "linking")
+                kept = Path(folder, name).read_bytes()
+            cache.put(key, kept)
+        _made[key] = kept
+    return _made[key]
+
+
+_made: dict[str, bytes] = {}
+"""What :func:`helper` gave in this process."""
+
+
+def prepare(arch: str) -> None:
+    """Compile what every library for an instruction set has, beside other work; what fails then fails again."""
+    with suppress(TvmoptError, OSError):
+        helper(SOURCE, tuple(find_linker(arch)))
+
+
 class Linker:
     """What TVM's `export_library` calls: links in the folder of the objects, with relative names only."""
 
@@ -143,23 +178,13 @@ class Linker:
         self._run([*_FLAGS, "-o", os.path.basename(output), *contents, *helpers, "-lm"], folder)
 
     def _helper(self, source: Path, folder: Path) -> str:
-        """The object of a source of ours, in the folder: compiled, or as it was kept. Names are relative, because the
-        library must not depend on where tvmopt is installed."""
-        shutil.copy(source, folder)
+        """The object of a source of ours, in the folder. Names are relative, because the library must not depend on
+        where tvmopt is installed."""
         if source.suffix != ".c":
+            shutil.copy(source, folder)
             return source.name
         name = f"{source.stem}.o"
-        compiler = Path(self.command[0])
-        status = compiler.stat()
-        identity = (str(compiler.resolve()), status.st_size, status.st_mtime_ns, self.command[1:], _COMPILE)
-        key = hashlib.sha256(repr((identity, source.read_text())).encode()).hexdigest()
-        cache = Kernels.default()
-        kept = cache.get(key)
-        if kept is None:
-            self._run([*_COMPILE, "-c", source.name, "-o", name], str(folder))
-            cache.put(key, (folder / name).read_bytes())
-        else:
-            (folder / name).write_bytes(kept)
+        (folder / name).write_bytes(helper(source, tuple(self.command)))
         return name
 
     def _run(self, arguments: Sequence[str], folder: str) -> None:

@@ -1,0 +1,134 @@
+"""Kernels that a lowering has made before, from the same function of tensors of the same types - for `common.py` and
+`LowerOperators`.
+
+A network repeats its layers: of ResNet-50's 53 convolutions, 53 activations and 16 sums there are 23, 9 and 4 kinds.
+TVM finds out that two kernels are one when it has made both, which takes it a millisecond or two each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from tvm import relax, tirx
+
+PLAIN = (int, str, float, bool, type(None))
+"""Values that are what they look like."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel in the module that is built, and the type of its result."""
+
+    kernel: Any
+    result: Any
+
+    def called(self, args: Sequence[relax.Expr]) -> relax.Expr:
+        """A call of it with other tensors of the same types."""
+        return relax.call_tir(self.kernel, list(args), self.result)
+
+
+class _Latest(threading.local):
+    """The module that a thread builds, and its kernels by what they were made from; None outside :func:`remembered`."""
+
+    def __init__(self) -> None:
+        self.builder: Any = None
+        self.made: dict[Any, Made] | None = None
+
+
+_latest = _Latest()
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Kernels are remembered until this ends, when the module is built."""
+    _latest.builder, _latest.made = None, {}
+    try:
+        yield
+    finally:
+        _latest.builder, _latest.made = None, None
+
+
+def repeats(bb: relax.BlockBuilder) -> dict[Any, Made]:
+    """The kernels made so far in the module that is built."""
+    if _latest.made is None:
+        return {}
+    if _latest.builder is None or not _latest.builder.same_as(bb):
+        _latest.builder, _latest.made = bb, {}
+    return _latest.made
+
+
+def legalized(op: str, stock: Callable[..., Any], bb: relax.BlockBuilder, call: relax.Call) -> Any:
+    """What TVM's own lowering, `stock`, makes of a call of an operator without attributes."""
+    types = types_of(call.args) if call.attrs is None else None
+    if types is None or any(not sizes for sizes, *_ in types):  # a number may become a part of the kernel
+        return stock(bb, call)
+    made = repeats(bb)
+    if (op, types) in made:
+        return made[op, types].called(call.args)
+    result = stock(bb, call)
+    if isinstance(result, relax.Call) and getattr(result.op, "name", "") == "relax.call_tir":
+        kernel, given = result.args[0], result.args[1]
+        if len(given.fields) == len(call.args) and all(map(_same, given.fields, call.args)):
+            made[op, types] = Made(kernel, result.ty_args[0])
+    return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.same_as(other))
+
+
+def captured(function: Callable[..., Any]) -> tuple[Any, ...] | None:
+    """A function as something to compare: its code and all that it has from around; None where that is not plain.
+
+    >>> def adds(n):
+    ...     return lambda x: x + n
+    >>> captured(adds(1)) == captured(adds(1)), captured(adds(1)) == captured(adds(2)), captured(adds([1]))
+    (True, False, None)
+    >>> captured(adds(1)) == captured(adds(True)), captured(adds(adds(1))) == captured(adds(adds(1)))
+    (False, True)
+    """
+    if not isinstance(function, FunctionType):
+        return None
+    around = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    try:
+        around += [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # not bound yet
+        return None
+    values = tuple(map(_plain, around))
+    return None if None in values else (function.__code__, values)
+
+
+def _plain(value: Any) -> Any:
+    """A value with its type, since 1 and True are equal; None where it is not plain."""
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, tuple):
+        parts = tuple(map(_plain, value))
+        return None if None in parts else parts
+    return captured(value)
+
+
+def closed(sizes: Sequence[Any]) -> bool:
+    """Whether all of these sizes are known."""
+    return all(isinstance(size, int) for size in sizes)
+
+
+def types_of(args: Sequence[relax.Expr]) -> tuple[Any, ...] | None:
+    """Shapes and types of the elements of tensors, and which of them are the same one; None where a size is open."""
+    found = []
+    for arg in args:
+        kind = arg.ty
+        shape = getattr(kind, "shape", None)
+        if not isinstance(kind, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
+            return None
+        sizes = tuple(int(d) if isinstance(d, tirx.IntImm) else None for d in shape.values)
+        if None in sizes:
+            return None
+        same = next(i for i, other in enumerate(args) if _same(other, arg))
+        found.append((sizes, str(kind.dtype), same, str(kind.vdevice)))
+    return tuple(found)
