@@ -30,6 +30,7 @@ IMPLIED = {
     "x86-64-v3": _LEVEL_3,
     "x86-64-v4": (*_LEVEL_3, "avx512cd"),
     "sapphirerapids": _ICE_LAKE,
+    "znver4": (*_ICE_LAKE, "sse4a"),
     "znver5": (*_ICE_LAKE, "sse4a"),
 }
 """LLVM's name of a processor -> what its code may have of :data:`_GENERATED`. A test compares it with LLVM's list."""
@@ -48,12 +49,12 @@ _LEVELS = (  # the most capable ISA level that the flags contain, and its descri
     ((), "x86-64-v2"),
 )
 
-# (vendor, family, model) -> the machine's file. Intel: SDM vol. 4 table 2-1; AMD: Linux
-# arch/x86/include/asm/amd/.
+# (vendor, family, model) -> the machine's file. Intel: SDM vol. 4 table 2-1; AMD: Linux arch/x86/kernel/cpu/amd.c.
 _MODELS = {
     ("GenuineIntel", 6, 143): "sapphirerapids",
     ("GenuineIntel", 6, 207): "sapphirerapids",  # Emerald Rapids
     ("AuthenticAMD", 26, None): "znver5",
+    **{("AuthenticAMD", 25, model): "znver4" for model in (*range(0x10, 0x20), *range(0x60, 0xB0))},
 }
 
 # (implementer, part) of Arm's identification register, as /proc/cpuinfo writes them -> the machine's file. Linux

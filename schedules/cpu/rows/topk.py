@@ -7,7 +7,8 @@ the one with the lower index comes first, as ONNX asks: a later element never be
 every number, as for NumPy. The results' own memory holds the heap.
 
 A few are a sorted list in registers instead, into which a number is put by comparing it with all of them at once. And
-blocks of two vectors without one that beats the last are passed over.
+blocks of two vectors without one that beats the last are passed over. More of them are found and ranked by comparisons
+of vectors (ranked.py), and a heap is left for numbers of 64 bits and very long rows.
 
 The largest one alone needs no heap: it stands where ArgMax (positions.py) finds it, in two passes of vectors.
 
@@ -43,6 +44,7 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.schedules.cpu.rows import positions
 from tvmopt.schedules.cpu.rows.program import Row
+from tvmopt.schedules.cpu.rows.ranked import KEYED, LONGEST, Chosen, Keys, Ranks, choose_cycles, chooses, rank_cycles
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -176,6 +178,28 @@ def few(rows: int, n: int, k: int, dtype: str, place: str, largest: bool, lanes:
     return _of_rows(x, values, indices, row, body, buffers, rows * (n / 4 + 60 * k))
 
 
+def ranked(rows: int, n: int, k: int, dtype: str, place: str, largest: bool, lanes: int) -> Any:
+    """The PrimFunc of :func:`kernel` by ranks: of all numbers of a row, or of the best k."""
+    x, values, indices, row = _arguments(rows, n, k, dtype, place)
+    keys = Keys(n, lanes)
+    body, at = keys.keep(x, row, largest), new_buffer("at", 1, dtype=INDEX)
+    chosen = Chosen(keys, k) if chooses(n, k, lanes) else None
+    if chosen is not None:
+        body += chosen.choose()
+    ranks = Ranks(chosen.best if chosen is not None else keys)
+
+    def put(i: Expr) -> Any:
+        here, source = load(at, 0), i if chosen is None else load(chosen.places, i).astype(INDEX)
+        found = [store(values, load(x, row, source), row, here), store(indices, source.astype(place), row, here)]
+        inside = seq(found) if ranks.keys.n == k else tirx.IfThenElse(here < k, seq(found), None)
+        return seq([store(at, load(ranks.ranks, i).astype(INDEX), 0), inside])
+
+    body += [ranks.rank(), loop(ranks.keys.n, put, "i")]
+    buffers = [*keys.buffers, *chosen.buffers, ranks.ranks, at] if chosen is not None else [*ranks.buffers, at]
+    cycles = choose_cycles(n, k, lanes) if chosen is not None else rank_cycles(n, lanes)
+    return _of_rows(x, values, indices, row, body, buffers, rows * cycles / 4)
+
+
 def _arguments(rows: int, n: int, k: int, dtype: str, place: str) -> tuple[Any, Any, Any, Any]:
     """x, values and indices, and the variable of a row."""
     shapes = ((dtype, "x", n), (dtype, "values", k), (place, "indices", k))
@@ -265,6 +289,8 @@ def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         func = single(rows, n, dtype, largest, machine.lanes())
     elif k <= FEW:
         func = few(rows, n, k, dtype, place, largest, machine.lanes() // (2 if dtype.endswith("64") else 1))
+    elif dtype in KEYED and n <= LONGEST:
+        func = ranked(rows, n, k, dtype, place, largest, machine.lanes())
     else:
         func = kernel(rows, n, k, dtype, place, largest)
     types = [relax.TensorType([rows, k], dtype), relax.TensorType([rows, k], place)]

@@ -88,6 +88,47 @@ def test_nan_is_larger_than_every_number(k, largest, dtype):
     assert "rows" in families
 
 
+def keyed(dtype: str, n: int, seed: int) -> np.ndarray:
+    """Rows with extremes of a type and many equals, one of nothing else, one rising and one of its lowest numbers."""
+    rng = np.random.default_rng(seed)
+    if dtype == "float32":
+        ends = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38], dtype)
+        x = np.stack([rng.standard_normal(n), rng.integers(-2, 3, n), np.full(n, 7), np.arange(n), np.full(n, -np.inf)])
+    else:
+        info = np.iinfo(dtype)
+        ends = np.array([info.min, info.max, info.min + 1, info.max - 1, 0], dtype)
+        x = np.stack([rng.integers(info.min, info.max, n, endpoint=True), rng.integers(0, 3, n), np.full(n, 7),
+                      np.arange(n) % info.max, np.full(n, info.min)])  # fmt: skip
+    x = x.astype(dtype)
+    at = rng.random((2, n)) < 0.3
+    x[:2][at] = rng.choice(ends, int(at.sum()))
+    return x
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize("n", [9, 15, 16, 17, 31, 32, 33, 100, 257])
+def test_rows_are_ranked_and_chosen_from(n, dtype, largest):
+    x = keyed(dtype, n, n)
+    keys = np.where(np.isnan(x), np.inf, x) if dtype == "float32" else x.astype("float64")
+    above = np.isnan(x) * 1 if dtype == "float32" else np.zeros(x.shape)
+    sign = -1.0 if largest else 1.0
+    for k in sorted({9, 10, n // 2, n - 1, n} & set(range(9, n + 1))):
+        order = np.stack([np.lexsort((np.arange(n), sign * keys[r], sign * above[r])) for r in range(len(x))])[:, :k]
+        got, families = run(x, k, largest=largest)
+        np.testing.assert_array_equal(got[1], order)
+        np.testing.assert_array_equal(got[0], np.take_along_axis(x, order, -1))
+        assert families == {"rows"}
+
+
+@pytest.mark.parametrize("n", [1000, 16384, 16385])
+def test_long_rows(n):
+    x = np.random.default_rng(n).standard_normal((3, n)).astype("float32")
+    for k in (9, 100, 900):
+        for a, b in zip(run(x, k)[0], definition(x, k), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("rising", [True, False])
 def test_sorted_rows(rising):
     x = np.arange(1000, dtype="float32")[None, :: 1 if rising else -1].copy()
