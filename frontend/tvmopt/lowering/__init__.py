@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmopt.lowering import clamp, math, max_pool, repeats, truths
+from tvmopt.lowering import arms, clamp, math, max_pool, repeats, truths
 from tvmopt.lowering.common import is_open, sizes
 from tvmopt.lowering.extremes import Extremes
 from tvmopt.report import DecisionLog
@@ -47,6 +47,7 @@ def lower_operators(
     math.install()
     clamp.install()
     max_pool.install()
+    arms.install()
     truths.install()
     machine, log = _with_precision(machine, precision), log or DecisionLog()
     asked = _Asked(module["main"], machine, exact, log)

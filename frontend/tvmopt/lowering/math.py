@@ -8,16 +8,18 @@ the memory that feeds it. :func:`install` registers float32 lowerings through TV
     function  method and source                                            ns/element  max error (ulp)
     exp       2^n * P7(r), r = x - n ln 2 (Cephes expf.c); no denormals    0.15 (1.35)  1.0
     log       m = x * 2^-e in [sqrt(1/2), sqrt 2); P8 (Cephes logf.c)      0.26 (1.44)  0.8
-    tanh      x + x^3 P4(x^2) to 0.625, then 1 - 2 / (exp(2|x|) + 1)       0.24 (3.1)   1.3
-              (Cephes tanhf.c)
+    tanh      E / (E + 2), E = 2^n (e^2r - 1) + (2^n - 1)                  0.30         2.5
     erf       x + x Q5(x^2) to 0.928, then 1 - exp(R(|x|)) (N. Juffa)      0.32 (4.4)   1.0
     sigmoid   1 / (1 + exp(-x))                                            0.18 (1.5)   2.2
     normal    0.5 + x P14(x^2) to 5.5, then 0 or 1 (minimax by Lawson's                 1.7e-7, not ulp
     cdf       iteration, for GELU: what counts there is the error itself)
     sin, cos  r = x - n pi/2 in float64; P7(r), P8(r) (Cephes sinf.c)      0.5 (7.4)    1.6
+    atan      x + x^3 P3(x^2), of x, (x - 1) / (x + 1) or -1 / x (Cephes)  0.24 (11)    2.8
+    asin,     x + x^3 P4(x^2), of x or sqrt((1 - x) / 2) (Cephes asinf.c)  0.23 (11)    2.4, 1.3
+    acos
 
-Measured on one Zen 5 core (sin and cos on a Xeon), TVM's own lowering in brackets; errors with FMA, over the whole
-range. Beyond 1e5 sin and cos are libm's.
+Measured on one Zen 5 core (sin and cos on a Xeon, arc functions and tanh on Zen 4), TVM's own lowering in brackets;
+errors with FMA, over the whole range. Beyond 1e5 sin and cos are libm's.
 Inf, NaN and signed zeros follow IEEE (tests/lowering/test_math.py walks all exponents).
 No conversion float -> int appears: LLVM calls it poison out of range. Rounding adds and subtracts 1.5 * 2^23
 instead, after which the low bits of the sum *are* the integer.
@@ -30,7 +32,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import tvm
 from tvm import tirx
+from tvm.target.codegen import target_has_features
 
 from tvmopt.lowering.intrinsics import register
 from tvmopt.lowering.loops import vector_type
@@ -96,10 +100,36 @@ def exp(x: Expr) -> Expr:
         def halves(c: Expr) -> Expr:  # 2^(n - 1), doubled: n = 128 is still finite
             return _let(_exp_bounded(c, 126), lambda half: half + half, "half")
 
-        value = _let(_at_most(x, 89.0), halves, "c")
+        value = _let(_at_most(x, 89.0), _exp_scaled if _scales(x) else halves, "c")
         return tirx.Select(x < _const(-87.0, x), _const(0.0, x), value)
 
     return _let(x, body, "x")
+
+
+def _scales(x: Expr) -> bool:
+    """Whether an instruction multiplies a vector by powers of two (AVX-512's `vscalefps`), with overflow: one for the
+    three that put a power together and the sum that doubles it."""
+    target = tvm.target.Target.current(allow_none=True)
+    if _lanes(x) != 16 or target is None or target.kind.name != "llvm":
+        return False
+    return bool(target_has_features("avx512f", target))
+
+
+def _exp_scaled(x: Expr) -> Expr:
+    """e^x for x < 128 ln 2 + 1, infinity where it is too large; NaN passes; garbage below -87.3."""
+
+    def scaled(t: Expr) -> Expr:
+        n = t - _const(_MAGIC, x)
+        r = x - n * _const(_LN2_HI, x) - n * _const(_LN2_LO, x)
+        every, nearest = tirx.const(-1, "int16"), tirx.const(4, "int32")  # all lanes; rounding as usual
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+
+        def times_power(p: Expr) -> Expr:
+            return tirx.call_llvm_pure_intrin(str(x.ty.dtype), name, p, n, p, every, nearest)
+
+        return _let(r, lambda r: _let(_poly(r, (*_EXP, 1.0, 1.0)), times_power, "p"), "r")
+
+    return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), scaled, "t")
 
 
 def exp_nonpositive(x: Expr) -> Expr:
@@ -142,18 +172,34 @@ def _copysign(magnitude: Expr, sign: Expr) -> Expr:
     return _cast_bits(_cast_bits(magnitude, "int32") | bits, "float32")
 
 
-_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-
-
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent (Cephes tanhf.c)."""
+    """Hyperbolic tangent: E / (E + 2) with E = e^2x - 1.
+
+    2x = n ln 2 + 2r, and E = 2^n (e^2r - 1) + (2^n - 1), of which the second term is exact up to n = 24 and the first
+    one alone is left for small x: E has all of its digits there. Beyond 9.1 the quotient is 1.
+    """
+
+    def quotient(e: Expr) -> Expr:
+        return e / (e + _const(2.0, x))
+
+    def of_exponent(c: Expr, t: Expr) -> Expr:
+        n, shift = t - _const(_MAGIC, x), _const(23, x, "int32")
+        r = c - n * _const(_LN2_HI / 2, x) - n * _const(_LN2_LO / 2, x)
+        power = _cast_bits((_cast_bits(t, "int32") << shift) + (_const(127, x, "int32") << shift), "float32")
+        scaled = [c * 2.0**k for c, k in zip(_EXP, range(len(_EXP) + 1, 1, -1), strict=True)]  # e^2r in powers of r
+
+        def all_of(r: Expr, power: Expr) -> Expr:
+            below_one = _poly(r, scaled) * (r * r) + (r + r)
+            return _let(below_one * power + (power - _const(1.0, x)), quotient, "e")
+
+        return _let(r, lambda r: _let(power, lambda p: all_of(r, p), "p"), "r")
 
     def body(x: Expr) -> Expr:
-        a = _abs(x)
-        power = _let(_at_most(a + a, 40.0), _exp_bounded, "c")
-        big = _const(1.0, x) - _const(2.0, x) / (power + _const(1.0, x))
-        small = _let(a * a, lambda s: _poly(s, _TANH) * s * a + a, "s")
-        return _copysign(tirx.Select(a < _const(0.625, x), small, big), x)
+        def near(c: Expr) -> Expr:
+            t = c * _const(2 * _LOG2E, x) + _const(_MAGIC, x)
+            return _let(t, lambda t: of_exponent(c, t), "t")
+
+        return _copysign(_let(_clip(x, -20.0, 20.0), near, "c"), x)
 
     return _let(x, body, "x")
 
@@ -301,11 +347,81 @@ def _turned(x: Expr, name: str, quarters: int) -> Expr:
     return _let(_abs(x), either, "a")
 
 
+_ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+_ATAN_MIDDLE, _ATAN_FAR = 0.414213562373095, 2.414213562373095  # tan(pi / 8), tan(3 pi / 8)
+
+
+def atan(x: Expr) -> Expr:
+    """Arc tangent (Cephes atanf.c): that of (a - 1) / (a + 1) and pi/4, or of -1 / a and pi/2."""
+
+    def reduced(a: Expr) -> Expr:
+        far, middle = a > _const(_ATAN_FAR, x), a > _const(_ATAN_MIDDLE, x)
+        one, zero = _const(1.0, x), _const(0.0, x)
+        above = tirx.Select(far, _const(-1.0, x), tirx.Select(middle, a - one, a))
+        below = tirx.Select(far, a, tirx.Select(middle, a + one, one))
+        turned = tirx.Select(far, _const(math.pi / 2, x), tirx.Select(middle, _const(math.pi / 4, x), zero))
+
+        def sum_of(r: Expr) -> Expr:
+            s = r * r
+            return turned + (_poly(s, _ATAN) * s * r + r)
+
+        return _let(above / below, sum_of, "r")
+
+    return _let(x, lambda x: _copysign(_let(_abs(x), reduced, "a"), x), "x")
+
+
+_ASIN = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+
+
+def _asin_near(x: Expr, of: Callable[[Expr, Expr], Expr]) -> Expr:
+    """`of(a, r)` with a = |x| and r the arc sine of a up to 0.5, beyond it that of sqrt((1 - a) / 2) (Cephes asinf.c):
+    NaN beyond 1."""
+
+    def near(a: Expr) -> Expr:
+        far, half = a > _const(0.5, x), _const(0.5, x)
+        s = tirx.Select(far, half - half * a, a * a)
+
+        def sum_of(s: Expr) -> Expr:
+            root = tirx.call_llvm_pure_intrin(str(x.ty.dtype), "llvm.sqrt", s)
+            return _let(
+                tirx.Select(far, root, a), lambda b: _let(_poly(s, _ASIN) * s * b + b, lambda r: of(a, r), "r"), "b"
+            )
+
+        return _let(s, sum_of, "s")
+
+    return _let(_abs(x), near, "a")
+
+
+def asin(x: Expr) -> Expr:
+    """Arc sine."""
+
+    def of(a: Expr, r: Expr) -> Expr:
+        return tirx.Select(a > _const(0.5, r), _const(math.pi / 2, r) - (r + r), r)
+
+    return _let(x, lambda x: _copysign(_asin_near(x, of), x), "x")
+
+
+def acos(x: Expr) -> Expr:
+    """Arc cosine."""
+
+    def of_sign(x: Expr) -> Expr:
+        def of(a: Expr, r: Expr) -> Expr:
+            negative, twice = x < _const(0.0, x), r + r
+            far = tirx.Select(negative, _const(math.pi, x) - twice, twice)
+            near = _const(math.pi / 2, x) - _copysign(r, x)
+            return tirx.Select(a > _const(0.5, x), far, near)
+
+        return _asin_near(x, of)
+
+    return _let(x, of_sign, "x")
+
+
 NORMAL_CDF = "tvmopt.normal_cdf"
 """An operator of ours: :func:`normal_cdf` of float32."""
 _RULES: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": exp, "tirx.log": log, "tirx.tanh": tanh, "tirx.erf": erf, "tirx.sigmoid": sigmoid,
-    "tirx.sin": sin, "tirx.cos": cos, NORMAL_CDF: normal_cdf,
+    "tirx.sin": sin, "tirx.cos": cos, "tirx.atan": atan, "tirx.asin": asin, "tirx.acos": acos,
+    NORMAL_CDF: normal_cdf,
 }  # fmt: skip
 _LEVEL = 50  # TVM's own rules sit at 10; a user's may sit above
 
@@ -384,6 +500,4 @@ def _lane_by_lane(name: str, x: Expr) -> Expr:
 
 
 def _op(name: str) -> Any:
-    import tvm
-
     return tvm.ir.Op.get(name)
