@@ -322,7 +322,7 @@ def detect_host() -> Machine:
         machine,
         cores=host.cores,
         features=host.features,
-        tvm={**machine.tvm, "mattr": hidden + more} if hidden + more else machine.tvm,
+        tvm={**machine.tvm, "mattr": [*machine.tvm.get("mattr", ()), *hidden, *more]} if hidden + more else machine.tvm,
         l1d=host.l1d or machine.l1d,
         l2=host.l2 or machine.l2,
         l3=host.l3 or machine.l3,

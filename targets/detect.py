@@ -30,7 +30,6 @@ IMPLIED = {
     "x86-64-v3": _LEVEL_3,
     "x86-64-v4": (*_LEVEL_3, "avx512cd"),
     "sapphirerapids": _ICE_LAKE,
-    "znver4": (*_ICE_LAKE, "sse4a"),
     "znver5": (*_ICE_LAKE, "sse4a"),
 }
 """LLVM's name of a processor -> what its code may have of :data:`_GENERATED`. A test compares it with LLVM's list."""

@@ -22,17 +22,17 @@ from tvmopt.targets import Machine
 
 STRIPS = (512, 64, 128, 256)
 """Elements of a strip of a reduction whose results lie next to each other: what is usual, and what else is tried."""
+LONG_ROW = 4096
+"""Numbers of a row up to which it is one strip where no divisor is about as long as a strip should be."""
 SHORT_ROW = 256
 """Numbers of a row below which the start and the end of its loop count."""
-MANY_ROWS = 64
-"""Rows that are left for threads where short ones are put together."""
 
 
 def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes: int = 0) -> None:
     """One pass over memory: `parallel(outer) x serial(contiguous inner)`; the inner loop is left to LLVM.
 
     A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length; rows
-    that are short and lie behind each other become longer ones. With `lanes`, of a vector, rows that stay short, and
+    that are short and lie behind each other become longer ones, whole ones at a time. With `lanes`, of a vector, rows that stay short, and
     those with transcendental functions, become whole vectors (lowering/overlap.py): the block must have no condition
     along them. LLVM would take half a register of the widest kind, and wait for each chain of a polynomial's steps.
     """
@@ -41,20 +41,24 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
         return
     here = block_facts(sch, block)
     first, extents = len(loops) - 1, [int(sch.get(loop).extent) for loop in loops]
+    below = 1  # numbers of a row without the outermost of the axes that it is made of
     if here is not None and here.trivial and len(loops) == len(here.extents):
         lowest = contiguous_suffix(here)
         # Fuse only whole axes into the inner loop: a split of a fused loop leaves divisions that TVM cannot
         # simplify (measured: 5 times slower).
         while first > lowest and (
-            math.prod(extents[first - 1 :]) <= chunk
-            or extents[first] == 1
-            or (math.prod(extents[first:]) < SHORT_ROW and math.prod(extents[: first - 1]) >= MANY_ROWS)
+            math.prod(extents[first - 1 :]) <= chunk or extents[first] == 1 or math.prod(extents[first:]) < SHORT_ROW
         ):
+            below = math.prod(extents[first:])
             first -= 1
     inner = sch.fuse(*loops[first:]) if len(loops) - first > 1 else loops[first]
     outer = sch.fuse(*loops[:first]) if first > 1 else loops[0]
+    length = math.prod(extents[first:])
     if first == 0 or math.prod(extents[:first]) == 1:
-        outer, inner = sch.split(inner, [None, _chunk(math.prod(extents[first:]), chunk)])
+        outer, inner = sch.split(inner, [None, below * _chunk(extents[first], max(1, chunk // below))])
+    elif length > chunk and below > 1:  # whole rows of what is below, whose quotients TVM can simplify
+        part, inner = sch.split(inner, [None, below * _chunk(extents[first], chunk // below)])
+        outer = sch.fuse(outer, part)
     row = int(sch.get(inner).extent)
     if lanes and here is not None and row >= 4 and (row < SHORT_ROW or here.transcendental):
         sch.annotate(inner, OVERLAP, vector_for(row, lanes))
@@ -142,13 +146,18 @@ def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, par
         sch.reorder(*[loops[i] for i in (*outer, *reduce, *group)])
         row = sch.fuse(*[loops[i] for i in group]) if len(group) > 1 else loops[inner]
         length = math.prod(here.extents[i] for i in group)
-        block_outer, strip = sch.split(row, [None, strip_of(length, limit, machine.lanes())])
+        width = strip_of(length, limit, machine.lanes())
+        block_outer, strip = sch.split(row, [None, width])
         # of a window of 7 by 7 in two loops LLVM writes out all 49 terms, which takes it 0.12 s
         terms = lying_together(here, reduce, reduce[-1])
         apart = [i for i in reduce if i not in terms]
         sch.reorder(*[loops[i] for i in outer], block_outer, *[loops[i] for i in (*apart, *terms)], strip)
         if len(terms) > 1:
             sch.fuse(*[loops[i] for i in terms])
+        if length % width and not outer:  # the last strip is a loop of its own
+            sch.annotate(block_outer, "pragma_loop_partition_hint", 1)
+            _threads(sch, [block_outer], parallel)
+            return
         _threads(sch, [*[loops[i] for i in outer], block_outer], parallel)
         return
     _threads(sch, [loops[i] for i in spatial], parallel)
@@ -169,13 +178,16 @@ def lying_together(here: BlockFacts, axes: list[int], inner: int) -> list[int]:
 
 def strip_of(extent: int, limit: int, lanes: int) -> int:
     """A divisor of `extent` of about `limit`, in whole vectors where it has one: twice as long rather than short, for
-    the sums of a strip of few vectors wait for each other.
+    the sums of a strip of few vectors wait for each other. Where there is none, all of it, or `limit` of a long row.
 
     >>> strip_of(784, 512, 16), strip_of(768, 512, 16), strip_of(1089, 512, 16), strip_of(3136, 512, 16)
     (784, 384, 363, 448)
+    >>> strip_of(197, 98, 16), strip_of(100003, 512, 16)
+    (197, 512)
     """
     if extent % lanes or limit < lanes:
-        return largest_divisor(extent, limit)
+        found = largest_divisor(extent, limit)
+        return found if 8 * found >= min(extent, limit) else extent if extent <= LONG_ROW else limit
     found, longer = (lanes * largest_divisor(extent // lanes, most // lanes) for most in (limit, 2 * limit))
     return found if 2 * found >= limit else longer
 

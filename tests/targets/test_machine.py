@@ -52,7 +52,7 @@ def test_a_processor_whose_tiles_are_masked_promises_none() -> None:
 
 def test_unknown_names_get_the_nearest() -> None:
     for text, near in (
-        ("znver4", "znver5"),
+        ("znver6", "znver5"),
         ("sapphire-lapids", "sapphire-rapids"),
         ("nvidia-h10", "nvidia-h100"),
     ):
@@ -102,6 +102,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 V3 = "fma avx2 f16c bmi1 bmi2 abm movbe"
 V4 = f"{V3} avx512f avx512dq avx512bw avx512vl avx512cd"
 ICE = f"{V4} avx512ifma avx512_vbmi2 avx512_bitalg avx512_vpopcntdq gfni"
+ZEN4 = ("+avx512vnni", "+avx512vbmi", "+avx512bf16")
 SAPPHIRE = f"{ICE} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 
 
@@ -119,8 +120,12 @@ SAPPHIRE = f"{ICE} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_b
         ("AuthenticAMD", 26, 2, ICE.replace("gfni", "") + " avx512vbmi avx512_vnni avx512_bf16 avx_vnni", "znver5", 512,
          ("-gfni", "-sse4a")),  # hidden, and no schedule asks for them
         ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),
-        ("AuthenticAMD", 25, 17, V4 + " avx512_vnni avx512_bf16", "x86-64-v4", 512, ("+avx512vnni", "+avx512bf16")),
-        ("AuthenticAMD", 25, 17, V4 + " avx512vbmi avx512_vbmi2", "x86-64-v4", 512, ("+avx512vbmi",)),
+        ("AuthenticAMD", 25, 17, V4 + " avx512_vnni avx512_bf16 avx512vbmi", "znver4", 512, ZEN4),
+        ("AuthenticAMD", 25, 97, V4 + " avx512_vnni avx512_bf16", "znver4", 512, (*ZEN4, "-avx512vbmi")),
+        ("AuthenticAMD", 25, 17, V3, "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
+        ("AuthenticAMD", 25, 33, V3, "x86-64-v3", 256, ()),  # Zen 3
+        ("GenuineIntel", 6, 106, V4 + " avx512_vnni avx512_bf16", "x86-64-v4", 512, ("+avx512vnni", "+avx512bf16")),
+        ("GenuineIntel", 6, 106, V4 + " avx512vbmi avx512_vbmi2", "x86-64-v4", 512, ("+avx512vbmi",)),
         ("AuthenticAMD", 23, 1, V3, "x86-64-v3", 256, ()),
         ("AuthenticAMD", 23, 1, V3.replace("bmi2 ", ""), "x86-64-v3", 256, ("-bmi2",)),
         ("GenuineIntel", 6, 42, "avx sse4_2", "x86-64-v2", 128, ()),
