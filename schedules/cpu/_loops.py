@@ -211,7 +211,7 @@ def _partial_sums(sch: Any, block: Any, here: BlockFacts, machine: Machine) -> N
         sch.compute_at(partial, spatial_loops[-2], preserve_unit_loops=True)
         rest = sch.get_loops(partial)
     # ... x chunks x lanes: the lanes innermost, so that LLVM makes vectors of them
-    if len(rest) >= 2:
-        kinds = [int(v.iter_type) for v in sch.get(partial).iter_vars]
-        if kinds[-1] == 0 and int(sch.get(rest[-1]).extent) != lanes:
-            sch.reorder(rest[-1], rest[-2])
+    own = rest[len(spatial_loops) - 1 :]
+    at = next((i for i, one in enumerate(own) if int(sch.get(one).extent) == lanes), len(own) - 1)
+    if at < len(own) - 1:
+        sch.reorder(*own[at + 1 :], own[at])
