@@ -123,7 +123,7 @@ def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes
         except BrokenPipeError:
             raise  # `... | head`: whoever reads has enough
         except OSError as error:
-            raise _full(path, error) from error
+            raise unwritten(path, error) from error
         return
     real = path.resolve()
     handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=real.parent)
@@ -139,7 +139,7 @@ def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes
         with suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError):
-            raise _full(path, error) from error
+            raise unwritten(path, error) from error
         raise
 
 
@@ -170,7 +170,8 @@ def moved(source: Path, place: Path) -> None:
         copied(source, place, durable=False)
 
 
-def _full(path: Path, error: OSError) -> InputError:
+def unwritten(path: Path, error: OSError) -> InputError:
+    """Why a file could not be written: the disk is full, or may not be written to."""
     if error.errno != errno.ENOSPC and (limit := limit_of(error, str(path))):
         return limit
     return InputError(f"cannot write the file: {reason(error)}", where=str(path), fix="free some space")

@@ -13,7 +13,9 @@ import pytest
 import tvmopt
 from tests.runtime.small import small_model
 from tvmopt.cache import Artifacts
+from tvmopt.errors import InputError
 from tvmopt.files import moved
+from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.draft import Draft, read_candidate
 
@@ -75,3 +77,27 @@ def test_a_file_moves_to_another_file_system(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "a/file").write_bytes(b"content")
     moved(tmp_path / "a/file", tmp_path / "b/file")
     assert (tmp_path / "b/file").read_bytes() == b"content" and [*(tmp_path / "b").iterdir()] == [tmp_path / "b/file"]
+
+
+def test_nothing_is_begun_without_room(artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the file is written where it is wanted, and verification says what it lacks."""
+
+    def add(self: container.Writer, name: str, given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full, Draft() as draft:
+        full.setattr(container.Writer, "add", add)
+        draft.begin(artifact.weights)
+        assert not draft.begun and not draft.path.exists()
+        with pytest.raises(InputError, match="No space left"):
+            draft.candidate(artifact)
+    model, real = tmp_path / "small.onnx", Draft.begin
+    onnx.save(small_model(), model)
+    monkeypatch.setattr(Draft, "begin", lambda self, weights: None)
+    with pytest.raises(InputError, match="No space left"):
+        tvmopt.compile(model, cache=False)
+    tvmopt.compile(model, output=tmp_path / "out.tvmopt", verify=False, cache=False)
+    monkeypatch.setattr(Draft, "begin", real)
+    assert (tmp_path / "out.tvmopt").read_bytes() == tvmopt.compile(
+        model, verify=False, cache=False
+    ).artifact.to_bytes()

@@ -7,11 +7,15 @@ verification found, completes the file. So the weights are written once, and bes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+from tvmopt.files import unwritten
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact, pieces, read_one
 from tvmopt.runtime.manifest import parse
@@ -38,11 +42,17 @@ class Draft:
         self._folder.cleanup()
 
     def begin(self, weights: Sequence[Array]) -> None:
-        """Write the weights; another time where they were others before."""
+        """Write the weights; another time where they were others before. Where they cannot be written, in a folder for
+        temporary files without room for them, nothing is begun."""
         self._close()
-        self._file = self.path.open("wb")
-        self._writer = container.Writer(self._file)
-        self._writer.add(container.WEIGHTS, pieces(weights))
+        try:
+            self._file = self.path.open("wb")
+            self._writer = container.Writer(self._file)
+            self._writer.add(container.WEIGHTS, pieces(weights))
+            self._file.flush()
+        except OSError:
+            self._close()
+            self.path.unlink(missing_ok=True)
 
     @property
     def begun(self) -> bool:
@@ -50,15 +60,29 @@ class Draft:
 
     def candidate(self, artifact: Artifact) -> dict[str, Any]:
         """Write what the file lacks but the manifest; a message from which :func:`read_candidate` has the artifact in
-        another process."""
-        (manifest,) = self._until_manifest(artifact)
-        self._file.flush()
-        self._manifest.write_bytes(manifest)
+        another process.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        with self._errors():
+            if not self.begun:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            (manifest,) = self._until_manifest(artifact)
+            self._file.flush()
+            self._manifest.write_bytes(manifest)
         return {"parts": str(self.path), "manifest": str(self._manifest), "members": self._writer.members}
 
     def finish(self, artifact: Artifact) -> Path:
-        """Complete the file: it is the artifact's, as :meth:`Artifact.save` writes it."""
-        self._writer.add(container.MANIFEST, self._until_manifest(artifact))
+        """Complete the file: it is the artifact's, as :meth:`Artifact.save` writes it.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        with self._errors():
+            self._writer.add(container.MANIFEST, self._until_manifest(artifact))
+            self._writer.close()
+            self._file.flush()
         self._close()
         return self.path
 
@@ -73,9 +97,18 @@ class Draft:
     def _close(self) -> None:
         """Close the file, whole or not."""
         if self._file is not None:
-            self._writer.close()
-            self._file.close()
+            with suppress(OSError):  # of a full disk somebody has heard
+                self._writer.close()
+            with suppress(OSError):
+                self._file.close()
             self._file = None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unwritten(self.path, error) from error
 
 
 def read_candidate(message: Mapping[str, Any]) -> Artifact:
