@@ -151,7 +151,7 @@ def _compile_beside(
     if dumper:
         dumper.check()
     lookup = _record_lookup(request)
-    lowered, weights, code = _with_records(request, backend, imported, stages, lookup, dumper, aside)
+    lowered, weights, code = _with_records(request, backend, imported, stages, lookup, dumper, aside, draft)
     if dumper:
         dumper.finish()
     code.check()
@@ -159,7 +159,6 @@ def _compile_beside(
     program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
     if made is not None:
         made(lowered)
-    written = aside.submit(lambda: draft.begin(weights.result().arrays)) if draft else None
     with stages.stage("linking"):
         library = code.library(backend.arch(request.machine))
     notes = lookup.tell(program.log) if lookup else ()
@@ -176,8 +175,6 @@ def _compile_beside(
     )
     records = lookup.used_lines() if lookup else ()
     manifest = make_manifest(request, imported, lowered.structure, report, model.result(), records, program.decoder)
-    if written:
-        written.result()
     return Artifact.of(manifest, library, weights.result()), report
 
 
@@ -259,13 +256,20 @@ def _with_records(
     lookup: RecordLookup | None,
     dumper: Dumper | None,
     aside: Executor,
+    draft: Draft | None,
 ) -> tuple[Lowered, Future[LaidOut], Code]:
-    """Lowered, its weights as they will lie in the file, and its code; a second time without those records whose
-    kernels cannot be compiled or must not run."""
+    """Lowered, its weights as they will lie in the file, which a draft begins with, and its code; a second time without
+    those records whose kernels cannot be compiled or must not run."""
+
+    def laid_out(lowered: Lowered) -> LaidOut:
+        weights = LaidOut.of(lowered.weights)
+        if draft is not None:
+            draft.begin(weights.arrays)
+        return weights
 
     def once() -> tuple[Lowered, Future[LaidOut], Code]:
         lowered = _lowered(request, imported, stages, lookup, dumper)
-        weights = aside.submit(LaidOut.of, lowered.weights)
+        weights = aside.submit(laid_out, lowered)
         with stages.stage("generating code"):
             return lowered, weights, backend.generate(lowered.program, request)
 

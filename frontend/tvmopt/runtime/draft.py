@@ -1,6 +1,6 @@
 """An artifact's file that is written while the model is still compiled and verified - for `tvmopt.compile`.
 
-The weights of a model are nearly all of its file, and known first. They are written while the library is linked, the
+The weights of a model are nearly all of its file, and known first. They are written while code is generated, the
 library behind them, and the process that verifies the model reads both there. The manifest, which tells what
 verification found, completes the file. So the weights are written once, and beside other work.
 """
