@@ -32,9 +32,10 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
     """One pass over memory: `parallel(outer) x serial(contiguous inner)`; the inner loop is left to LLVM.
 
     A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length; rows
-    that are short and lie behind each other become longer ones, whole ones at a time. With `lanes`, of a vector, rows that stay short, and
-    those with transcendental functions, become whole vectors (lowering/overlap.py): the block must have no condition
-    along them. LLVM would take half a register of the widest kind, and wait for each chain of a polynomial's steps.
+    that are short and lie behind each other become longer ones, whole ones at a time. With `lanes`, of a vector, rows
+    that stay short, and those with transcendental functions, become whole vectors (lowering/overlap.py): the block must
+    have no condition along them. LLVM would take half a register of the widest kind, and wait for each chain of a
+    polynomial's steps.
     """
     loops = sch.get_loops(block)
     if not loops:
