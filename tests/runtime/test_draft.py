@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tvmopt.files import moved
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.draft import Draft, read_candidate
+from tvmopt.runtime.tensors import Array
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,13 @@ def test_nothing_is_begun_without_room(artifact: Artifact, tmp_path: Path, monke
             draft.candidate(artifact)
     model, real = tmp_path / "small.onnx", Draft.begin
     onnx.save(small_model(), model)
-    monkeypatch.setattr(Draft, "begin", lambda self, weights: None)
+
+    def begin(self: Draft, weights: Sequence[Array]) -> None:
+        with monkeypatch.context() as full:
+            full.setattr(container.Writer, "add", add)
+            real(self, weights)
+
+    monkeypatch.setattr(Draft, "begin", begin)
     with pytest.raises(InputError, match="No space left"):
         tvmopt.compile(model, cache=False)
     tvmopt.compile(model, output=tmp_path / "out.tvmopt", verify=False, cache=False)

@@ -49,18 +49,21 @@ def objects(
 
     def vectorized(key: str) -> bytes | Exception:
         try:
-            return _vectorized(*wanted[key][1], kernels, machine, without)
+            func, symbol = wanted[key]
+            return _vectorized(func, symbol, key in half, kernels, machine, without)
         except Exception as error:
             return error
 
-    keys, wanted = dict[str, str](), dict[str, tuple[int, tuple[Any, str, bool]]]()
+    keys, wanted, length, half = dict[str, str](), dict[str, tuple[Any, str]](), dict[str, int](), set[str]()
     for name, func in named(kernels):
         symbol = _symbol(name)
         text = tvm.ir.save_json(func.with_attr("global_symbol", symbol))
-        keys[name] = _key(text, machine, without)
-        wanted[keys[name]] = (len(text), (func, symbol, uses_half(text)))
+        key = keys[name] = _key(text, machine, without)
+        wanted[key], length[key] = (func, symbol), len(text)
+        if uses_half(text):
+            half.add(key)
     found = {key: data for key in wanted if (data := cache.get(key)) is not None}
-    missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
+    missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-length[key], key))  # the longest first
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
         made = list(threads.map(vectorized, missing))
     errors: dict[str, Exception] = {}
@@ -68,7 +71,7 @@ def objects(
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            found[key] = outcome or _plain(*wanted[key][1], kernels, machine, without)
+            found[key] = outcome or _object(compiled(*wanted[key], kernels, machine, without))
             cache.put(key, found[key])
         except Exception as error:
             if failed is None or isinstance(error, OSError | MemoryError):  # those are no fault of the kernel
@@ -103,11 +106,6 @@ def _vectorized(
         return b""
     module = pipeline.generate_once(lowered if half else without_helpers(lowered), machine)
     return b"" if stores_integers(lowered) and overruns(module) else _object(module)
-
-
-def _plain(func: Any, name: str, _half: bool, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
-    """The object file of a kernel whose loops LLVM may not vectorize."""
-    return _object(compiled(func, name, whole, machine, without))
 
 
 def loops(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()) -> tvm.IRModule:

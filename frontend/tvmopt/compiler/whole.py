@@ -196,9 +196,14 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
             if started:
                 begin(started, imported, request)
 
-        needed = started is not None or kept is not None or order.output is not None
+        plain = order.emit == "artifact" and not order.strip_weights  # what is written is the artifact as it is
+        wanted = kept is not None or (order.output is not None and plain)
         artifact, report = compile_model(
-            request, progress, told, emitter.lowered if emitter else None, draft if needed else None
+            request,
+            progress,
+            told,
+            emitter.lowered if emitter else None,
+            draft if wanted or started is not None else None,
         )
         if order.verify:
             give_back()  # the references need it
@@ -206,7 +211,7 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
         if emitter:
             archive = emitter.write(artifact, order.verify, progress)
             return artifact, report, emitter.folder, archive
-        file = draft.finish(artifact) if draft.begun and (kept is not None or order.output is not None) else None
+        file = draft.finish(artifact) if draft.begun and wanted else None
         file = (kept.keep(artifact, order.verify, file) if kept is not None else None) or file
         return artifact, report, _written(artifact, order, file), None
 

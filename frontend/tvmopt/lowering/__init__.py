@@ -54,7 +54,7 @@ def lower_operators(
     with repeats.remembered():
         module = relax.transform.LegalizeOps(asked.legalizers(_used(module["main"])))(module)
     again = asked.keeps.keys() - {"relax.reshape"}
-    if not any(_name(b.value) in again for block in module["main"].body.blocks for b in block.bindings):
+    if not _used(module["main"]) & again:
         return module
     module = relax.transform.DeadCodeElimination()(module)  # what has been taken over
     asked = _Asked(module["main"], machine, exact, log, keep=False)

@@ -14,10 +14,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvmopt.runtime.elf import HEADER
+
 NAMES = {b"__truncsfhf2": b"unused_trunc", b"__extendhfsf2": b"unused_extend"}
 """The helpers, and what stands in the object file in place of each: names of the same length."""
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMBOLS, _GLOBAL, _WEAK = 2, 1, 2
@@ -65,5 +66,5 @@ def renamed(data: bytes) -> bytes:
 
 def _header(data: bytes) -> tuple[int, int, int]:
     """Where the table of sections is, the size of an entry, and how many there are."""
-    fields = _HEADER.unpack_from(data)
+    fields = HEADER.unpack_from(data)
     return fields[6], fields[11], fields[12]

@@ -17,10 +17,10 @@ from tvm import tirx
 from tvm.ir import StringImm
 from tvm.ir.expr import TensorLoad
 from tvm.target.codegen import target_has_features
-from tvm_ffi import structural_map, structural_walk
+from tvm_ffi import structural_map
 
 from tvmopt.lowering.intrinsics import llvm_type
-from tvmopt.lowering.loops import vector_type, with_body
+from tvmopt.lowering.loops import buffers, vector_type, with_body
 from tvmopt.operators.lookup import ENTRIES
 
 FUNCTION = "tvmopt_lookup"
@@ -34,7 +34,7 @@ def lower_lookups(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     target = func.attrs.get("target", None)
     if target is None or target.kind.name != "llvm" or not target_has_features(FEATURE, target):
         return func
-    if not _has_table(func.body):
+    if not any(map(_is_table, buffers(func.body))):  # there are a few buffers, and thousands of loads
         return func
     widths: set[int] = set()
 
@@ -56,13 +56,6 @@ def lower_lookups(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
 
 
 LowerLookups = tirx.transform.prim_func_pass(lower_lookups, opt_level=0, name="tvmopt.LowerLookups")
-
-
-def _has_table(body: Any) -> bool:
-    """Whether a buffer of the kernel may be a table: there are a few, and thousands of loads."""
-    found: list[Any] = []
-    structural_walk(body, ((tirx.DeclBuffer, tirx.AllocBuffer), lambda node: found.append(node.buffer)))
-    return any(map(_is_table, found))
 
 
 def _is_table(buffer: Any) -> bool:

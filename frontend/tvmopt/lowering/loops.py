@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Range
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
-from tvm_ffi import structural_map, structural_mutate
+from tvm_ffi import structural_map, structural_mutate, structural_walk
 
 Expr = Any
 Index = Any
@@ -37,6 +37,13 @@ def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
     changed: tirx.PrimFunc = structural_mutate(func, ((type(old), instead),))
     return changed
+
+
+def buffers(body: Any) -> list[Any]:
+    """What a kernel's loops have as buffers: its tensors, and those that it allocates."""
+    found: list[Any] = []
+    structural_walk(body, ((tirx.DeclBuffer, tirx.AllocBuffer), lambda node: found.append(node.buffer)))
+    return found
 
 
 def gpu_pass(name: str, kind: type, rewrite: Callable[[Any], Any]) -> Any:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tvm import tirx
-from tvm_ffi import structural_walk
+from tvmopt.lowering.loops import buffers
 
 PLAIN = "-vectorize-loops:bool=0"
 """The option of LLVM that leaves loops as they are."""
@@ -28,10 +27,8 @@ WIDE = ("float32", "float64")
 def stores_integers(module: Any) -> bool:
     """Whether a buffer of a kernel holds what LLVM may store as integers of up to 32 bits, as it does all that is
     neither float32 nor float64. Only then its code need be looked through."""
-    found: list[Any] = []
-    for _, func in module.functions_items():
-        structural_walk(func.body, ((tirx.DeclBuffer, tirx.AllocBuffer), lambda node: found.append(node.buffer)))
-    return any(str(buffer.dtype) not in WIDE for buffer in found)
+    kernels = (func for _, func in module.functions_items())
+    return any(str(buffer.dtype) not in WIDE for func in kernels for buffer in buffers(func.body))
 
 
 def overruns(library: Any) -> bool:

@@ -7,8 +7,6 @@ verification found, completes the file. So the weights are written once, and bes
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +31,7 @@ class Draft:
         self._folder = TemporaryDirectory(prefix="tvmopt-draft-", ignore_cleanup_errors=True)
         self.path, self._manifest = Path(self._folder.name, "draft.tvmopt"), Path(self._folder.name, "manifest.json")
         self._file: Any = None
+        self._error: OSError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -43,14 +42,16 @@ class Draft:
 
     def begin(self, weights: Sequence[Array]) -> None:
         """Write the weights; another time where they were others before. Where they cannot be written, in a folder for
-        temporary files without room for them, nothing is begun."""
+        temporary files without room for them, nothing is begun, and :meth:`candidate` says why."""
         self._close()
+        self._error = None
         try:
             self._file = self.path.open("wb")
             self._writer = container.Writer(self._file)
             self._writer.add(container.WEIGHTS, pieces(weights))
             self._file.flush()
-        except OSError:
+        except OSError as error:
+            self._error = error
             self._close()
             self.path.unlink(missing_ok=True)
 
@@ -63,11 +64,11 @@ class Draft:
         another process.
 
         Raises:
-            InputError: the disk is full.
+            InputError: the file, or what was begun of it, cannot be written.
         """
         with self._errors():
-            if not self.begun:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._error is not None:
+                raise self._error
             (manifest,) = self._until_manifest(artifact)
             self._file.flush()
             self._manifest.write_bytes(manifest)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # of a 64-bit little-endian file
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+"""Of a 64-bit little-endian ELF file."""
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SHARED, _LOAD, _CURRENT = 3, 1, 1
 
@@ -18,9 +19,9 @@ def problem(data: bytes | memoryview) -> str:
     >>> problem(b"hello")
     'it is not a shared library'
     """
-    if len(data) < _HEADER.size or bytes(data[:4]) != b"\x7fELF":
+    if len(data) < HEADER.size or bytes(data[:4]) != b"\x7fELF":
         return "it is not a shared library"
-    ident, kind, _, version, _, table, sections, _, _, entry, count, section, number, _ = _HEADER.unpack_from(data)
+    ident, kind, _, version, _, table, sections, _, _, entry, count, section, number, _ = HEADER.unpack_from(data)
     if ident[4:7] != bytes([2, 1, _CURRENT]) or kind != _SHARED or version != _CURRENT or entry != _SEGMENT.size:
         return "its header is not that of a shared library for this kind of machine"
     if table + count * entry > len(data) or sections + number * section > len(data):
