@@ -76,21 +76,27 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _LOG2E, _LN2_HI, _LN2_LO = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
-def _exp_bounded(x: Expr, bias: int = 127) -> Expr:
-    """e^x * 2^(bias - 127) for -87.3 < x < 88.3; NaN passes; anything else is garbage.
+def _reduced(x: Expr, of: Callable[[Expr, Expr], Expr], times: float = 1.0) -> Expr:
+    """`of(r, t)` for times x = n ln 2 + times r: r in [-0.35, 0.35] / times, and t = n + 1.5 * 2^23, whose low bits
+    are n, the nearest integer to times x log2 e."""
 
-    x log2 e + 1.5 * 2^23 is n + 1.5 * 2^23 to the nearest: its low bits are n, and shifted into the exponent
-    field the rest falls off. r = x - n ln 2 in [-0.35, 0.35], e^r = 1 + r + r^2 P5(r).
-    """
-
-    def scaled(t: Expr) -> Expr:
+    def rest(t: Expr) -> Expr:
         n = t - _const(_MAGIC, x)
-        r = x - n * _const(_LN2_HI, x) - n * _const(_LN2_LO, x)
-        shift = _const(23, x, "int32")
-        power = _cast_bits((_cast_bits(t, "int32") << shift) + (_const(bias, x, "int32") << shift), "float32")
-        return _let(r, lambda r: _poly(r, (*_EXP, 1.0, 1.0)) * power, "r")
+        r = x - n * _const(_LN2_HI / times, x) - n * _const(_LN2_LO / times, x)
+        return _let(r, lambda r: of(r, t), "r")
 
-    return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), scaled, "t")
+    return _let(x * _const(times * _LOG2E, x) + _const(_MAGIC, x), rest, "t")
+
+
+def _power(t: Expr, bias: int = 127) -> Expr:
+    """2^(n + bias - 127) of t = n + 1.5 * 2^23: shifted into the exponent field, all but n falls off."""
+    shift = _const(23, t, "int32")
+    return _cast_bits((_cast_bits(t, "int32") << shift) + (_const(bias, t, "int32") << shift), "float32")
+
+
+def _exp_bounded(x: Expr, bias: int = 127) -> Expr:
+    """e^x * 2^(bias - 127) for -87.3 < x < 88.3; NaN passes; anything else is garbage. e^r = 1 + r + r^2 P5(r)."""
+    return _reduced(x, lambda r, t: _poly(r, (*_EXP, 1.0, 1.0)) * _power(t, bias))
 
 
 def exp(x: Expr) -> Expr:
@@ -118,18 +124,17 @@ def _scales(x: Expr) -> bool:
 def _exp_scaled(x: Expr) -> Expr:
     """e^x for x < 128 ln 2 + 1, infinity where it is too large; NaN passes; garbage below -87.3."""
 
-    def scaled(t: Expr) -> Expr:
-        n = t - _const(_MAGIC, x)
-        r = x - n * _const(_LN2_HI, x) - n * _const(_LN2_LO, x)
+    def scaled(r: Expr, t: Expr) -> Expr:
         every, nearest = tirx.const(-1, "int16"), tirx.const(4, "int32")  # all lanes; rounding as usual
         name = "llvm.x86.avx512.mask.scalef.ps.512"
 
         def times_power(p: Expr) -> Expr:
+            n = t - _const(_MAGIC, x)
             return tirx.call_llvm_pure_intrin(str(x.ty.dtype), name, p, n, p, every, nearest)
 
-        return _let(r, lambda r: _let(_poly(r, (*_EXP, 1.0, 1.0)), times_power, "p"), "r")
+        return _let(_poly(r, (*_EXP, 1.0, 1.0)), times_power, "p")
 
-    return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), scaled, "t")
+    return _reduced(x, scaled)
 
 
 def exp_nonpositive(x: Expr) -> Expr:
@@ -182,24 +187,17 @@ def tanh(x: Expr) -> Expr:
     def quotient(e: Expr) -> Expr:
         return e / (e + _const(2.0, x))
 
-    def of_exponent(c: Expr, t: Expr) -> Expr:
-        n, shift = t - _const(_MAGIC, x), _const(23, x, "int32")
-        r = c - n * _const(_LN2_HI / 2, x) - n * _const(_LN2_LO / 2, x)
-        power = _cast_bits((_cast_bits(t, "int32") << shift) + (_const(127, x, "int32") << shift), "float32")
+    def of_rest(r: Expr, t: Expr) -> Expr:
         scaled = [c * 2.0**k for c, k in zip(_EXP, range(len(_EXP) + 1, 1, -1), strict=True)]  # e^2r in powers of r
 
-        def all_of(r: Expr, power: Expr) -> Expr:
+        def all_of(power: Expr) -> Expr:
             below_one = _poly(r, scaled) * (r * r) + (r + r)
             return _let(below_one * power + (power - _const(1.0, x)), quotient, "e")
 
-        return _let(r, lambda r: _let(power, lambda p: all_of(r, p), "p"), "r")
+        return _let(_power(t), all_of, "p")
 
     def body(x: Expr) -> Expr:
-        def near(c: Expr) -> Expr:
-            t = c * _const(2 * _LOG2E, x) + _const(_MAGIC, x)
-            return _let(t, lambda t: of_exponent(c, t), "t")
-
-        return _copysign(_let(_clip(x, -20.0, 20.0), near, "c"), x)
+        return _copysign(_let(_clip(x, -20.0, 20.0), lambda c: _reduced(c, of_rest, times=2.0), "c"), x)
 
     return _let(x, body, "x")
 
