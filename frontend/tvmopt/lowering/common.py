@@ -13,7 +13,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_equal, structural_map
 
 from tvmopt.importer.sizes import least_sizes, named_sizes
-from tvmopt.lowering.repeats import Made, captured, closed, repeats, types_of
+from tvmopt.lowering.repeats import Made, key_of, repeats
 from tvmopt.runtime.tensors import numbers
 from tvmopt.scheduling.strides import evaluate
 
@@ -226,9 +226,8 @@ def call_with_pattern(
     Args:
         wanted: sizes of `main`, which `compute` gets behind its tensors in the kernel's own variables.
     """
-    key = (captured(compute), name, pattern, types_of(args), tuple(wanted)) if closed(wanted) else None
-    made = repeats(bb)
-    if key is not None and None not in key and key in made:
+    key, made = key_of(compute, args, name, pattern, wanted), repeats(bb)
+    if key in made:
         return made[key].called(args)
     symbols = Symbols(whole=True)
     tensors = [te.placeholder(symbols.of(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
@@ -237,7 +236,7 @@ def call_with_pattern(
     func = te.create_prim_func([*tensors, *handed, out], "int64").with_attr("op_pattern", pattern)
     gvar = bb.add_func(func.without_attr("global_symbol"), name)
     result = relax.TensorType(symbols.named(out.shape), out.dtype)
-    if key is not None and None not in key:
+    if key is not None:
         made[key] = Made(gvar, result)
     return relax.call_tir(gvar, [*args, *symbols.named(handed)], result)
 

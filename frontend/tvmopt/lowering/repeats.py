@@ -113,9 +113,14 @@ def _plain(value: Any) -> Any:
     return captured(value)
 
 
-def closed(sizes: Sequence[Any]) -> bool:
-    """Whether all of these sizes are known."""
-    return all(isinstance(size, int) for size in sizes)
+def key_of(
+    compute: Callable[..., Any], args: Sequence[relax.Expr], name: str, pattern: int, wanted: Sequence[Any]
+) -> tuple[Any, ...] | None:
+    """What decides a kernel that `compute` makes of tensors and of the sizes `wanted`; None where that is not known."""
+    if not all(isinstance(size, int) for size in wanted):
+        return None
+    key = (captured(compute), name, pattern, types_of(args), tuple(wanted))
+    return None if None in key else key
 
 
 def types_of(args: Sequence[relax.Expr]) -> tuple[Any, ...] | None:
