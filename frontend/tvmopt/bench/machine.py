@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from tvmopt.analysis.peaks import cache_sizes, machine_name
+from tvmopt.targets import detect_host
 
 PACKAGES = (
     "tvmopt", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino",
@@ -57,8 +58,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def slug() -> str:
-    """A folder name for the machine: ``amd-epyc-2t``."""
-    words = "".join(c if c.isalnum() else "-" for c in machine_name().lower())
+    """A folder name for the machine, ``amd-ryzen-9-9950x-32t``; where a hypervisor leaves only the maker's name, with
+    that of the target: ``amd-epyc-znver5-2t``."""
+    name = machine_name().lower()
+    if not any(c.isdigit() for c in name):
+        name += f" {detect_host().name}"
+    words = "".join(c if c.isalnum() else "-" for c in name)
     return "-".join(filter(None, words.split("-"))) + f"-{os.cpu_count()}t"
 
 
