@@ -288,8 +288,14 @@ class Judge:
         results += [OutputComparison(n, "missing from the result") for n in self.names if n not in found]
         return Comparison(tuple(results))
 
-    def alike(self, name: str, theirs: Array, ours: Array, slack: float) -> OutputComparison:
-        """One output against onnxruntime's, within `slack` times the limits of the precision."""
+    def alike(
+        self, name: str, theirs: Array, ours: Array, slack: float, naturals: Sequence[Array] = ()
+    ) -> OutputComparison:
+        """One output against onnxruntime's, within `slack` times the limits of the precision.
+
+        Args:
+            naturals: what onnxruntime makes of nudged inputs.
+        """
         if theirs.shape != ours.shape:
             return OutputComparison(name, f"shape {ours.shape}, expected {theirs.shape}")
         if theirs.dtype != ours.dtype:
@@ -297,7 +303,7 @@ class Judge:
         # nothing is known here of how many digits a tensor of float64 has
         limits = limits_of(self.precision, SINGLE if ours.dtype == DOUBLE else ours.dtype)
         limits = replace(limits, rms=limits.rms * slack, cross=limits.cross * slack)
-        return self._overruled(deviation(name, theirs, self._less(name, theirs, ours), limits))
+        return self._overruled(deviation(name, theirs, self._less(name, theirs, ours), limits, naturals))
 
     def __call__(
         self, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None = None, precision: str = ""

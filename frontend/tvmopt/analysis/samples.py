@@ -117,6 +117,25 @@ def trial_inputs(
     return arrays
 
 
+UNITS = 16
+"""How far a nudge moves a number, in units of its last place: about what the rounding of a sum of 256 terms does."""
+
+
+def nudged(feeds: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """The same inputs, each floating-point number moved up or down by :data:`UNITS`.
+
+    >>> nudged({"x": np.ones(2, np.float32), "n": np.ones(1, np.int64)}, 0)
+    {'x': array([1.0000019, 1.0000019], dtype=float32), 'n': array([1])}
+    """
+    generator = np.random.default_rng(seed)
+
+    def moved(array: Array) -> Array:
+        steps = np.where(generator.integers(0, 2, array.shape) > 0, UNITS, -UNITS) * np.spacing(array)
+        return np.asarray((array + steps).astype(array.dtype))
+
+    return {name: moved(array) if array.dtype.kind == "f" else array for name, array in feeds.items()}
+
+
 def _single(inputs: Sequence[Info]) -> dict[str, str]:
     """The kinds of the inputs of one element, by name."""
     return {i.name: numpy_dtype(i.dtype).kind for i in inputs if prod(i.shape) == 1}

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from onnx import numpy_helper
 from tvmopt import children
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Array
-from tvmopt.analysis.examine import Examined, Examiner
+from tvmopt.analysis.examine import Examined, Examiner, Rerun
 from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.metrics import metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.rounds import may_round
 from tvmopt.analysis.samples import described, trial_inputs, trials
-from tvmopt.analysis.verify import REFERENCE, Trial, broken, distinct, peers_of
+from tvmopt.analysis.verify import REFERENCE, Reference, Trial, broken, distinct, peers_of
 from tvmopt.dims import near
 from tvmopt.errors import InputError
 from tvmopt.importer.protos import subgraphs
@@ -141,6 +142,15 @@ class Checked:
         self.progress(REFERENCE)
         return Peers(infos, feeds, *peers_of(self.model, feeds, values, self.apart))
 
+    def rerun(self, values: Mapping[str, Array]) -> Rerun | None:
+        """onnxruntime on other inputs, which is loaded when it is first asked; None where it has ended the process.
+
+        Args:
+            values: of the inputs that were bound.
+        """
+        session = cache(partial(Reference, self.model))
+        return None if self.apart else lambda feeds: session().run({**feeds, **values})
+
     def sampled(
         self, infos: list[TensorInfo], values: Mapping[str, Array], most: float = math.inf, few: bool = False
     ) -> Sampled:
@@ -199,7 +209,7 @@ def in_child(
     emulated = isinstance(compiled, EmulatedModel)
     most = EMULATED if emulated else ROUNDED if manifest.decoder.kept != FLOAT else math.inf
     found: list[Trial] = []
-    name = ""
+    name, rerun = "", checked.rerun(values)
 
     def at(sizes: dict[str, int]) -> list[TensorInfo]:
         return [info_at(info, sizes) for info in manifest.inputs]
@@ -217,7 +227,7 @@ def in_child(
         name = name or ahead.name
         progress("running the compiled model")
         try:
-            examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge)
+            examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge, rerun=rerun)
             name = "" if examiner.keeps else name
             for seed, done in examined(examiner, ahead, progress):
                 found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
