@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from tvm.ir.transform import Sequential
 
 from tvmopt.lowering.align_stores import AlignStores
+from tvmopt.lowering.choose_arms import ChooseArms
 from tvmopt.lowering.hoist_borders import HoistBorders
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
 from tvmopt.lowering.spread_bits import SpreadBits
@@ -28,7 +29,7 @@ ON_GPUS = frozenset({
 """Passes of threads, of memory that these share, and of what only schedules for GPUs ask for: they walk through a
 kernel for a CPU and change nothing, which took a twentieth of the time of all (ResNet-50, PP-OCRv4's detector)."""
 
-ON_CPUS = frozenset({"tvmopt.HoistBorders"})
+ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders"})
 """Passes of ours that are for CPUs alone."""
 
 
@@ -43,9 +44,9 @@ def loop_passes() -> list[Any]:
         s.InjectSoftwarePipeline(), s.TransformMmaBufferLayout(), s.LowerOpaqueBlock(),
         KeepRemainders, t.FlattenBuffer(), PlainRemainders,
         t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, AlignStores, t.VectorizeLoop(),
-        s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), HoistBorders,
-        t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(),
-        t.CommonSubexprElim(),
+        s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), ChooseArms,
+        HoistBorders, t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(),
+        s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
         t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
         s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
         s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, StridedLoads, t.SplitHostDevice(),
