@@ -79,13 +79,16 @@ def key_of(x: Expr, dtype: str, largest: bool, lanes: int) -> Expr:
 class Keys:
     """The keys of `n` numbers in whole vectors; behind them stand the lowest ones, which come before none.
 
+    Args:
+        spare: how many more the buffer has room for.
+
     Attributes:
         keys: the buffer. count: one of a vector, for sums. buffers: both.
     """
 
-    def __init__(self, n: int, lanes: int, name: str = "keys") -> None:
+    def __init__(self, n: int, lanes: int, name: str = "keys", spare: int = 0) -> None:
         self.n, self.lanes, self.vectors = n, lanes, -(-n // lanes)
-        self.keys = new_buffer(name, self.vectors * lanes, dtype="int32")
+        self.keys = new_buffer(name, -(-(n + spare) // lanes) * lanes, dtype="int32")
         self.count = new_buffer(f"{name}_count", lanes, dtype="int32")
         self.every = vector(const_index(0), lanes)
         self.buffers = [self.keys, self.count]
@@ -122,13 +125,12 @@ class Ranks:
     """Statements that rank the numbers of some keys: of equal ones the earlier comes first.
 
     Attributes:
-        ranks: the buffer of ranks. buffers: of the statements, those of the keys among them.
+        ranks: the buffer of ranks.
     """
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.ranks = new_buffer("ranks", keys.vectors * keys.lanes, dtype="int32")
-        self.buffers = [*keys.buffers, self.ranks]
 
     def rank(self) -> Any:
         """Count, for each key, those before it."""
@@ -168,8 +170,7 @@ class Chosen:
 
     def __init__(self, keys: Keys, k: int) -> None:
         self.keys, self.k = keys, k
-        self.best = Keys(k + 1, keys.lanes, "best")  # one more, into which what does not count is written
-        self.best.n, self.best.vectors = k, -(-k // keys.lanes)
+        self.best = Keys(k, keys.lanes, "best", spare=1)  # what does not count is written behind them
         self.places = new_buffer("places", k + 1, dtype="int32")
         self.limit, self.bit, self.reach, self.left, self.end = (
             new_buffer(name, 1, dtype=kind)
@@ -180,6 +181,10 @@ class Chosen:
         self.buffers = [
             *self.best.buffers, self.places, self.limit, self.bit, self.reach, self.left, self.end,
         ]  # fmt: skip
+
+    def place(self, i: Expr) -> Expr:
+        """Where in the row the i-th of the best stands."""
+        return load(self.places, i).astype(INDEX)
 
     def choose(self) -> list[Any]:
         """All of it."""

@@ -19,6 +19,7 @@ Measured   Zen 5, one core, us for 100 rows, in brackets the heap and onnxruntim
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -181,23 +182,25 @@ def few(rows: int, n: int, k: int, dtype: str, place: str, largest: bool, lanes:
 def ranked(rows: int, n: int, k: int, dtype: str, place: str, largest: bool, lanes: int) -> Any:
     """The PrimFunc of :func:`kernel` by ranks: of all numbers of a row, or of the best k."""
     x, values, indices, row = _arguments(rows, n, k, dtype, place)
-    keys = Keys(n, lanes)
-    body, at = keys.keep(x, row, largest), new_buffer("at", 1, dtype=INDEX)
-    chosen = Chosen(keys, k) if chooses(n, k, lanes) else None
-    if chosen is not None:
+    keys, at = Keys(n, lanes), new_buffer("at", 1, dtype=INDEX)
+    body, buffers = keys.keep(x, row, largest), [*keys.buffers, at]
+    source: Callable[[Expr], Expr]
+    if chooses(n, k, lanes):
+        chosen = Chosen(keys, k)
+        ranks, cycles, source = Ranks(chosen.best), choose_cycles(n, k, lanes), chosen.place
         body += chosen.choose()
-    ranks = Ranks(chosen.best if chosen is not None else keys)
+        buffers += chosen.buffers
+    else:
+        ranks, cycles, source = Ranks(keys), rank_cycles(n, lanes), lambda i: i
 
     def put(i: Expr) -> Any:
-        here, source = load(at, 0), i if chosen is None else load(chosen.places, i).astype(INDEX)
-        found = [store(values, load(x, row, source), row, here), store(indices, source.astype(place), row, here)]
+        here, place_of = load(at, 0), source(i)
+        found = [store(values, load(x, row, place_of), row, here), store(indices, place_of.astype(place), row, here)]
         inside = seq(found) if ranks.keys.n == k else tirx.IfThenElse(here < k, seq(found), None)
         return seq([store(at, load(ranks.ranks, i).astype(INDEX), 0), inside])
 
     body += [ranks.rank(), loop(ranks.keys.n, put, "i")]
-    buffers = [*keys.buffers, *chosen.buffers, ranks.ranks, at] if chosen is not None else [*ranks.buffers, at]
-    cycles = choose_cycles(n, k, lanes) if chosen is not None else rank_cycles(n, lanes)
-    return _of_rows(x, values, indices, row, body, buffers, rows * cycles / 4)
+    return _of_rows(x, values, indices, row, body, [*buffers, ranks.ranks], rows * cycles / 4)
 
 
 def _arguments(rows: int, n: int, k: int, dtype: str, place: str) -> tuple[Any, Any, Any, Any]:
