@@ -135,15 +135,15 @@ class Child:
             elif "ready" not in message:
                 answer = message
                 if "result" in message or "error" in message:
+                    self._answered = True
                     break
-        self._answered = "result" in answer or "error" in answer
         if "error" in answer:
             raise thaw(answer["error"])
-        if not self._answered:
-            code = self._process.wait()
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            raise Crash(how, stage, bug=answer.get("bug", ""))
-        return answer["result"]
+        if self._answered:
+            return answer["result"]
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise Crash(how, stage, bug=answer.get("bug", ""))
 
     def __enter__(self) -> Self:
         return self

@@ -28,7 +28,7 @@ from tvmopt.analysis.samples import described, trial_inputs, trials
 from tvmopt.analysis.verify import REFERENCE, Reference, Trial, broken, distinct, peers_of
 from tvmopt.dims import near
 from tvmopt.errors import InputError
-from tvmopt.importer.protos import subgraphs
+from tvmopt.importer.protos import dtype_name, subgraphs
 from tvmopt.operators.stored import FLOAT
 from tvmopt.runtime.draft import read_candidate
 from tvmopt.runtime.library import ffi
@@ -47,7 +47,7 @@ NODE = 1e5
 FORESEEN = 1 << 27
 """Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are."""
 
-FLOATS = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.DOUBLE: "float64"}
+FLOATS = ("float32", "float16", "float64")
 """Types of inputs whose values no bounds limit."""
 
 LARGE = 2e11
@@ -173,9 +173,9 @@ def floats_of(given: onnx.ValueInfoProto, asked: Any) -> TensorInfo | None:
     """An input of floats whose sizes are known, by the file or as they were `asked` for; None where it is another."""
     kind = given.type.tensor_type
     sizes = [d.dim_value for d in kind.shape.dim] if asked is None else asked
-    if kind.elem_type not in FLOATS or not all(isinstance(size, int) and size > 0 for size in sizes):
-        return None
-    return TensorInfo(given.name, tuple(sizes), FLOATS[kind.elem_type])
+    known = kind.elem_type != onnx.TensorProto.UNDEFINED and all(isinstance(size, int) and size > 0 for size in sizes)
+    dtype = dtype_name(kind.elem_type) if known else ""
+    return TensorInfo(given.name, tuple(sizes), dtype) if dtype in FLOATS else None
 
 
 def in_child(
