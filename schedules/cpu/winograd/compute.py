@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.polynomial import polynomial
-from tvm import relax, te, tirx
+from tvm import relax, runtime, te, tirx
 
 from tvmopt.lowering.common import (
     NAMED_SIZE,
@@ -86,16 +86,17 @@ def matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return at, g, bt
 
 
-def transformed(weight: np.ndarray, out: int, nr: int) -> np.ndarray:
+def transformed(weight: np.ndarray, out: int, nr: int) -> relax.Expr:
     """U = G g G^T of weights [O, 3, 3, C], computed in float64: float32 panels [P, tile, tile, C, nr], each of which is
     read from end to end.
 
     U[i, j] is one product of the nine taps with the matrix G x G, whose columns are all channels. It is taken
-    :data:`AT_ONCE` columns at a time: a tenth of the time that `einsum` takes, which multiplies by G twice.
+    :data:`AT_ONCE` columns at a time: a tenth of the time that `einsum` takes, which multiplies by G twice. The panels
+    are written where the constant lies, as new memory for a copy takes as long.
 
     >>> _, g, _ = matrices(4)
     >>> weight = np.arange(2 * 9 * 3, dtype="float32").reshape(2, 3, 3, 3)
-    >>> panels = transformed(weight, 4, nr=2)
+    >>> panels = np.from_dlpack(transformed(weight, 4, nr=2).value)
     >>> panels.shape, np.allclose(panels[0, :, :, 1, 0], g @ weight[0, :, :, 1] @ g.T)
     ((1, 6, 6, 3, 2), True)
     """
@@ -103,12 +104,13 @@ def transformed(weight: np.ndarray, out: int, nr: int) -> np.ndarray:
     tile, channels = len(g), weight.shape[3]
     taps = pack_panels(weight.transpose(1, 2, 3, 0), nr).reshape(KERNEL * KERNEL, -1, channels * nr)
     both, columns = np.kron(g, g), taps.shape[2]
-    made = np.empty((taps.shape[1], tile * tile, columns), "float32")
+    panels = runtime.empty((taps.shape[1], tile, tile, channels, nr), "float32")
+    made = np.from_dlpack(panels).reshape(-1, tile * tile, columns)
     for panel in range(len(made)):
         for first in range(0, columns, AT_ONCE):
             some = slice(first, first + AT_ONCE)
             made[panel, :, some] = both @ taps[:, panel, some].astype("float64")
-    return made.reshape(-1, tile, tile, channels, nr)
+    return relax.const(panels)
 
 
 def instead_of_16_bits(call: relax.Call, machine: Machine, precision: str) -> bool:
@@ -164,7 +166,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         out = FORMS[-1]
     rows, cols = -(-out_h // out), -(-out_w // out)
     nr = choose_tile(rows * cols, out_c, machine, rows=OPEN_TILES if opened else cols).nr
-    packed = relax.const(transformed(value, out, nr), "float32")
+    packed = transformed(value, out, nr)
 
     def compute(data: te.Tensor, weight: te.Tensor, *open_size: tirx.Expr) -> te.Tensor:
         zero, (high, wide) = tirx.const(0.0, "float32"), data.shape[1:3] if opened else (height, width)
