@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.prefetch import AHEAD, PREFETCH, panel_stride
-from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.blocks import compared, inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.open_loops import STEP
@@ -79,8 +79,12 @@ def _chunk(extent: int, limit: int) -> int:
 
 def inline_cheap(sch: Any) -> list[Any]:
     """Inline every spatial block into its consumers, except where they would evaluate its transcendental functions
-    more often than it does; returns the blocks that remain."""
-    return inline_spatial(sch, lambda block, mine, known: mine.transcendental > 0 and _repeats(sch, block, mine, known))
+    more often than it does, or compare products that each rounds otherwise; returns the blocks that remain."""
+
+    def stays(block: Any, mine: BlockFacts, known: dict[str, BlockFacts]) -> bool:
+        return (mine.transcendental > 0 and _repeats(sch, block, mine, known)) or compared(sch, block)
+
+    return inline_spatial(sch, stays)
 
 
 def _repeats(sch: Any, block: Any, mine: BlockFacts, known: dict[str, BlockFacts]) -> bool:

@@ -149,7 +149,7 @@ def inline_fixed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))}
     for block in root_blocks(sch):
         here, readers = sch.get(block), [sch.get(c) for c in sch.get_consumers(block)]
-        if here.name_hint in outputs or any(one.annotations for one in (here, *readers)):
+        if here.name_hint in outputs or any(one.annotations for one in (here, *readers)) or compared(sch, block):
             continue
         shapes = [region.source.shape for region in here.writes]
         if all(isinstance(d, tirx.IntImm) for shape in shapes for d in shape) and _elements(shapes) <= OPERAND:
@@ -159,6 +159,18 @@ def inline_fixed(func: tirx.PrimFunc) -> tirx.PrimFunc:
             except ScheduleError:
                 continue  # it stays a stage of its own
     return sch.mod["main"] if found else func
+
+
+def compared(sch: Schedule, block: Any) -> bool:
+    """Whether a reduction and another block read products of a block, as a softmax reads its scores. A product that is
+    inlined into a difference becomes a fused multiply-add, which does not round it: the largest one of scores of 1e18
+    would be 1e11 off its own difference, whose exponential is infinite or 0 then."""
+    readers = [sch.get(one) for one in sch.get_consumers(block)]
+    if len(readers) < 2 or not any(int(v.iter_type) == tirx.IterVar.CommReduce for r in readers for v in r.iter_vars):
+        return False
+    products: list[Any] = []
+    structural_walk(sch.get(block).body, ((tirx.Mul, products.append),))
+    return any("float" in str(product.ty.dtype) for product in products)
 
 
 def _elements(shapes: Sequence[Sequence[Any]]) -> int:

@@ -71,6 +71,15 @@ def test_long_sum_runs_in_partial_sums(scheduled):
     assert "_rf" in result.script()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e18])
+def test_scores_are_rounded_before_they_are_compared(scheduled, execute, scale, edge):
+    """A softmax of products: the largest one less itself is 0, also where a fused multiply-add would not round it."""
+    func, outputs = prim((3, edge), make=lambda x: topi.nn.softmax(topi.multiply(x, tirx.const(0.7071, F))))
+    x = (np.random.default_rng(edge).standard_normal((3, edge)) * scale).astype(F)
+    (found,) = execute(scheduled(generic, func), [x], outputs)
+    np.testing.assert_allclose(found, softmax((x * np.float32(0.7071)).astype("float64")), rtol=1e-5, atol=1e-6)
+
+
 def test_argmax_is_left_alone(scheduled, execute):
     x = te.placeholder((9, 33), F, "x")
     result = scheduled(generic, te.create_prim_func([x, topi.argmax(x, axis=1)]))

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from tvm import relax, tirx
 
+import tvmopt
 from tests.schedules.harness import Open, close, machines, open_module
 from tvmopt.operators.caches import Scores, cached_attention, placed_attention
 from tvmopt.schedules.cpu._attention_plan import heads_together, run_of
@@ -242,3 +244,22 @@ def test_tokens_see_their_own_text(machine, heads, kv_heads, depth, apart):
         for i, (text, position) in enumerate(places.T):
             rows = (x[text : text + 1, :, : position + 1].transpose(0, 2, 1, 3) for x in (k, v))
             close(found[:, i : i + 1], attention(q[:, i : i + 1], *rows), 64)
+
+
+@pytest.mark.parametrize("huge", [1.0, 1e9])
+def test_values_of_an_open_depth(huge):
+    """No family has them. The largest score is what is subtracted from it, however large it is."""
+    sizes = {"q": [2, 3, 6], "k": [2, 6, 6], "v": [2, 6, "depth"], "y": [2, 3, "depth"]}
+    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()}
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], kv_num_heads=3, q_num_heads=3)
+    graph = helper.make_graph([node], "g", [infos[n] for n in "qkv"], [infos["y"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    compiled = tvmopt.compile(model, shape={"v": (2, 6, "3..99@33")}, verify=False).model
+    q, k = (np.float32(huge) * random(2, length, 6) for length in (3, 6))
+    for depth in (3, 33, 99):
+        v = random(2, 6, depth)
+        found = compiled.run({"q": q, "k": k, "v": v})["y"]
+        assert np.isfinite(found).all()
+        if huge == 1.0:
+            heads = (x.reshape(2, -1, 3, x.shape[2] // 3) for x in (q, k, v))
+            close(found, attention(*heads).reshape(2, 3, depth), 64)
