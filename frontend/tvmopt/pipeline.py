@@ -44,6 +44,7 @@ from tvmopt.lowering.lower_choices import LowerChoices
 from tvmopt.lowering.lower_doubles import LowerDoubles
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_infinities import LowerInfinities
+from tvmopt.lowering.lower_remainders import LowerRemainders
 from tvmopt.lowering.lower_rounding import LowerRounding
 from tvmopt.lowering.masked_stores import PLAIN, overruns, stores_integers
 from tvmopt.lowering.name_values import name_values
@@ -280,6 +281,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
         stage(LowerRounding),  # likewise: it looks at values, not at places
+        stage(LowerRemainders),  # behind the vectorizer: it asks all lanes of a vector at once
         stage(LowerLookups),  # behind the vectorizer, which makes vectors of places
         stage(DropSequenceMarks),
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them

@@ -23,6 +23,8 @@ KERNEL = "tvmopt.kernel"
 _NAMES = """exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sqrt rsqrt sin cos tan sinh cosh asin
 acos atan asinh acosh atanh atan2 hypot fmod"""
 TRANSCENDENTAL = frozenset((*(f"tirx.{name}" for name in _NAMES.split()), "tvmopt.normal_cdf"))
+REMAINDER = "tirx.fmod"
+"""What a remainder of floats counts as, which is an operation of its own and no call."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,8 @@ class _Scan:
                 self.visit(child)
         elif kind not in ("Var", "IntImm", "FloatImm", "StringImm"):
             self.operations += (isinstance(node, _BINARY) and not negates(node)) or kind == "Select"
+            if kind == "Mod" and str(node.ty.dtype).startswith("float"):  # many instructions, or a call of libm
+                self.calls[REMAINDER] += 1
             if kind == "Select":
                 self._guards(node.condition)
             for name in _FIELDS:
