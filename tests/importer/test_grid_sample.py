@@ -15,7 +15,8 @@ from tvmopt.errors import UnsupportedOp
 from tvmopt.runtime.model import Model
 
 SIZES = [((2, 3, 5, 7), (2, 4, 9, 2)), ((1, 2, 1, 1), (1, 3, 3, 2)), ((1, 1, 8, 1), (1, 1, 17, 2)),
-         ((1, 2, 3, 4, 5), (1, 2, 3, 4, 3))]  # fmt: skip
+         ((1, 2, 3, 4, 5), (1, 2, 3, 4, 3)),
+         ((2, 17, 5, 7), (2, 4, 9, 2)), ((1, 9, 3, 4, 5), (1, 2, 3, 4, 3))]  # fmt: skip
 MODES = list(itertools.product(("nearest", "linear", "cubic"), ("zeros", "border", "reflection"), (0, 1)))
 
 
@@ -50,14 +51,56 @@ def test_against_float64_and_onnxruntime(shapes, mode, padding, corners, tmp_pat
             np.testing.assert_allclose(found, exact, atol=2e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 20])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_no_number_as_a_coordinate(padding, tmp_path):
-    model = made((1, 1, 3, 3), (1, 1, 3, 2), mode="cubic", padding_mode=padding)
+def test_no_number_as_a_coordinate(padding, channels, tmp_path):
+    model = made((1, channels, 3, 3), (1, 1, 3, 2), mode="cubic", padding_mode=padding)
     onnx.save(model, tmp_path / "m.onnx")
     ours = Model(tvmopt.compile(tmp_path / "m.onnx", verify=False).artifact)
     grid = np.array([[[[0, np.nan], [np.inf, 0], [0, 0]]]], "f")
-    found = ours.run({"x": np.arange(9, dtype="f").reshape(1, 1, 3, 3), "g": grid})["y"].ravel()
-    assert np.isnan(found[0]) and not np.isfinite(found[1]) and abs(found[2] - 4) < 1e-5
+    x = np.tile(np.arange(9, dtype="f").reshape(1, 1, 3, 3), (1, channels, 1, 1))
+    for found in ours.run({"x": x, "g": grid})["y"].reshape(channels, 3):
+        assert np.isnan(found[0]) and not np.isfinite(found[1]) and abs(found[2] - 4) < 1e-5
+
+
+def kernels(model):
+    return {kernel.name for kernel in tvmopt.compile(model, verify=False, records=False).report.kernels}
+
+
+def test_vectors_of_channels_where_they_pay():
+    """Few channels, and few points of a large picture, stay in the layout of the model."""
+    assert "sample_channels" in kernels(made((1, 4, 9, 9), (1, 9, 9, 2)))
+    for shapes in (((1, 3, 9, 9), (1, 9, 9, 2)), ((1, 64, 9, 9), (1, 1, 5, 2))):
+        assert not any("sample_channels" in name for name in kernels(made(*shapes)))
+
+
+@pytest.mark.parametrize("channels", [4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64])
+def test_widths_of_channels(channels):
+    """What lies outside counts as 0, whatever stands at the border: infinity and NaN do not get into it."""
+    model, rng = made((2, channels, 6, 6), (2, 7, 3, 2)), np.random.default_rng(channels)
+    x = rng.standard_normal((2, channels, 6, 6)).astype("f")
+    grid = (1.3 * rng.standard_normal((2, 7, 3, 2))).astype("f")
+    x[:, 0, 0, 0], x[:, 1, -1, -1], x[:, 2, 0, -1] = np.inf, np.nan, 3e38
+    grid[0, 0] = [[-1.0, -1.0], [-40.0, -40.0], [40.0, 40.0]]
+    ours = tvmopt.compile(model, verify=False, records=False).model.run({"x": x, "g": grid})["y"]
+    with np.errstate(all="ignore"):
+        exact = Oracle(model).run({"x": x, "g": grid})["y"]
+    assert (ours[0, :, 0, 1:] == 0).all()
+    np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_an_open_number_of_pictures_with_channels(mode):
+    model, rng = made((1, 20, 5, 7), (1, 4, 9, 2), mode=mode), np.random.default_rng(0)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    ours = tvmopt.compile(model, verify=False, records=False).model
+    for n in (1, 2, 5):
+        feeds = {
+            "x": rng.standard_normal((n, 20, 5, 7)).astype("f"),
+            "g": rng.uniform(-1.2, 1.2, (n, 4, 9, 2)).astype("f"),
+        }
+        np.testing.assert_allclose(ours.run(feeds)["y"], Oracle(model).run(feeds)["y"], atol=2e-5)
 
 
 OPEN = [("nearest", "zeros", 0), ("linear", "border", 1), ("linear", "reflection", 1), ("cubic", "reflection", 0)]
