@@ -98,6 +98,28 @@ def test_open_sizes():
         check(model(x, y), x, y)
 
 
+@pytest.mark.parametrize("sizes", [(3, 300), ("n", "m")])
+def test_one_in_another_eight_times(sizes):
+    """Expanded one in another they took the compiler time exponential in their number."""
+    nodes, last = [], "x"
+    for i in range(8):
+        nodes += [
+            helper.make_node("Mod", [last, "y"], [f"r{i}"], fmod=1),
+            helper.make_node("Add", [f"r{i}", "x"], [f"s{i}"]),
+        ]
+        last = f"s{i}"
+    nodes.append(helper.make_node("Mod", [last, "y"], ["z"], fmod=1))
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, sizes) for n in ("x", "y", "z")]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((3, 300)).astype("float32") for _ in range(2))
+    expected = x
+    for _ in range(8):
+        expected = np.fmod(expected, y) + x
+    check(tvmopt.compile(model, threads=1, verify=False, records=False).model(x, y), expected, y)
+
+
 def test_float64_and_float16_stay_right():
     rng = np.random.default_rng(0)
     for kind, dtype in ((TensorProto.DOUBLE, "float64"), (TensorProto.FLOAT16, "float16")):

@@ -57,8 +57,13 @@ def _fuses(target: Target | None) -> bool:
     return arch == "aarch64" or (arch == "x86_64" and bool(target_has_features("fma", target)))
 
 
+def is_remainder(value: Any) -> bool:
+    """Whether a value is a remainder of float32."""
+    return isinstance(value, tirx.Mod) and str(value.ty.dtype).split("x")[0] == "float32"
+
+
 def _remainder(node: Any) -> Expr:
-    if str(node.ty.dtype).split("x")[0] != "float32":
+    if not is_remainder(node):
         return node
     return _let("x", node.a, lambda x: _let("y", node.b, lambda y: _of(x, y)))
 

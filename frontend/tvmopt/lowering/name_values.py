@@ -5,9 +5,10 @@
                                                              for lane in vectorized(16): y[lane] = t[lane] * u[lane]
 
 TVM's analyzer simplifies the value of a let where it binds it and again where it is read, and math.py's expansions are
-lets: a function in another's argument, in another's, costs time exponential in the depth (23 s for a Softplus behind an
-ELU). Buffers do not nest, and LLVM keeps these in registers. Each value has a vectorized loop of its own, because TVM's
-vectorizer does not widen a buffer that is allocated inside one: it stores all lanes into one element.
+lets, as are remainders of float32: a function in another's argument, in another's, costs time exponential in the depth
+(23 s for a Softplus behind an ELU). Buffers do not nest, and LLVM keeps these in registers. Each value has a vectorized
+loop of its own, because TVM's vectorizer does not widen a buffer that is allocated inside one: it stores all lanes into
+one element.
 
 A bfloat16 that all lanes take (the Expand of a column, a picture of one pixel) is stored by a plain loop, which LLVM
 makes vectors of: TVM 0.27 makes 16-bit integers of bfloat16 behind its vectorizer, and leaves the type of a broadcast
@@ -27,6 +28,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal, structural_map, structural_mutate
 
 from tvmopt.lowering import math
+from tvmopt.lowering.lower_remainders import is_remainder
 from tvmopt.scheduling.blocks import with_root
 
 
@@ -178,8 +180,14 @@ def _flat(value: Any, local: Callable[[Any], Any], outermost: bool = False, guar
         return made.true_value if structural_equal(made.true_value, made.false_value) else made
 
     def plain(node: Any) -> Any:
+        if is_remainder(node):
+            return tirx.Mod(*(_flat(side, local, guard=guard) for side in (node.a, node.b)))
         return Call(node.op, [_flat(node.args[0], local, guard=guard)], attrs=node.attrs, ret_ty=node.ty)
 
-    if outermost and isinstance(value, Call) and math.expansion(value) is not None:
+    def remainder(node: Any, mutator: Any) -> Any:
+        return named(plain(node)) if is_remainder(node) else mutator.default_mutate(node)
+
+    if outermost and (is_remainder(value) or (isinstance(value, Call) and math.expansion(value) is not None)):
         return plain(value)
-    return structural_mutate(value, ((tirx.Let, let), (Call, call), (tirx.Select, select)))
+    rules = ((tirx.Let, let), (Call, call), (tirx.Mod, remainder), (tirx.Select, select))
+    return structural_mutate(value, rules)
