@@ -2,20 +2,23 @@
 
     x [outer, n, inner];  for a strip of up to four vectors of columns        a task
       softmax   m = max over k of x[k];  e[k] = exp(x[k] - m), s = sum over k of e[k];  y[k] = e[k] / s
-      argmax    m, i = x[k], k wherever x[k] > m, or is the first NaN
+      argmax    m, i = x[k], k wherever x[k] > m;  the first k of a NaN, if there is one
       sum       s = sum over k of x[k], and likewise a mean and the extremes
 
 Nothing is transposed, and x is read once from where it lies: softmax keeps a copy of its strip. The last strip begins
-before its place where strips do not divide the columns.
+before its place where strips do not divide the columns. Of few columns, a strip has those of several indices of outer.
 
 Measured   one core of a Xeon with AVX-512, us, in brackets the better of onnxruntime and OpenVINO: softmax 21x128x128
            155 (373), 150x64x64 388 (717); ArgMax 150x64x64 91 (141), 2000x50 21 (34)
+           one core of Zen 4, us, in brackets onnxruntime: 1000x30x10 ArgMax 42 (174), maximum 30 (41), sum 22 (202) at
+           55 GB/s, softmax 194 (389); 1000x30x3 ArgMax 36 (58), maximum 18 (35), sum 13 (205)
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -39,34 +42,43 @@ from tvmopt.lowering.loops import (
     vector_type,
 )
 from tvmopt.lowering.lower_extrema import larger
+from tvmopt.lowering.overlap import vector_for
 from tvmopt.targets import Machine
 
 Expr = Any
 VECTORS = 4
 """Vectors of a strip: whole lines of memory, and exponentials that do not wait for each other."""
-WAYS = 4
-"""Rows that a reduction adds up apart."""
 POSITION = "int32"
 
 
 class Strip:
-    """A strip of x [outer, n, inner] and what is computed of it.
+    """A strip of x [outer, n, inner] and what is computed of it: at most VECTORS vectors of neighbouring columns.
+
+    The vectors of all columns are shared out evenly among strips. Where one strip has all columns and could have more
+    vectors, it takes several indices of `outer` at a time, so that no step waits for the one before. Fewer columns than
+    a vector has are in shorter vectors. The last vector of the columns, the last strip and the last indices of `outer`
+    begin before their place where they would end beyond it: what is computed twice is stored twice, the same value.
 
     Attributes:
-        vectors, lanes: how many vectors it has, of how many numbers. start: its first column.
+        vectors, lanes: how many vectors it has, of how many numbers; `wide` of them are of one index of `outer`.
+        first: its first index of `outer`. start: its first column.
+        tasks: how many strips x has.
     """
 
     def __init__(self, shape: tuple[int, int, int], dtype: str, machine: Machine) -> None:
         self.outer, self.n, self.inner = shape
-        self.lanes = machine.lanes()
-        self.vectors = min(VECTORS, self.inner // self.lanes)
-        width = self.vectors * self.lanes
-        self.count = -(-self.inner // width)
+        self.lanes = vector_for(self.inner, machine.lanes())
+        self.wide, self.count = shares(self.inner, self.lanes)
+        together = 1
+        if self.count == 1:  # no more at a time than leave a task for each core
+            together = min(VECTORS // self.wide, max(1, self.outer // machine.cores))
+        self.vectors = together * self.wide
         self.x = new_buffer("x", *shape, dtype=dtype)
-        self.at, strip = tirx.Var("vouter", INDEX), tirx.Var("vstrip", INDEX)
-        self.axes = [(self.at, self.outer), (strip, self.count)]
-        even = self.inner % width == 0
-        self.start = strip * width if even else tirx.min(strip * width, const_index(self.inner - width))
+        group, strip = tirx.Var("vouter", INDEX), tirx.Var("vstrip", INDEX)
+        self.axes = [(group, -(-self.outer // together)), (strip, self.count)]
+        self.first = _within(group * together, together, self.outer)
+        self.start = _within(strip * (self.wide * self.lanes), self.wide * self.lanes, self.inner)
+        self.tasks = prod(extent for _, extent in self.axes)
         self.buffers: list[Any] = []
 
     def local(self, name: str, dtype: str, rows: int = 1) -> Any:
@@ -89,15 +101,20 @@ class Strip:
     def here(self, v: int) -> Expr:
         return vector(v * self.lanes, self.lanes)
 
+    def outer_of(self, v: int) -> Expr:
+        """The index of `outer` of vector v."""
+        return self.first + v // self.wide
+
     def there(self, v: int) -> Expr:
-        return vector(self.start + v * self.lanes, self.lanes)
+        """The columns of vector v."""
+        return vector(self.start + min(v % self.wide * self.lanes, self.inner - self.lanes), self.lanes)
 
     def read(self, k: Any, v: int) -> Expr:
-        return load(self.x, self.at, k, self.there(v))
+        return load(self.x, self.outer_of(v), k, self.there(v))
 
     def function(self, y: Any, body: Any, name: str, cycles: float, machine: Machine) -> tirx.PrimFunc:
         """PrimFunc(x, y); `cycles` of a vector."""
-        vectors = self.outer * self.n * self.count * self.vectors
+        vectors = self.tasks * self.n * self.vectors
         notes = {"tvmopt.kernel": "rows", NANOSECONDS: vectors * cycles / machine.ghz}
         loops = nest(
             name, self.axes, ("outer", "strip"), [everything(self.x)], [everything(y)], body, self.buffers, notes
@@ -105,9 +122,31 @@ class Strip:
         return prim_func([self.x, y], loops, OPAQUE)
 
 
-def fits(shape: tuple[int, int, int], machine: Machine) -> bool:
-    """Whether there are vectors of columns, of which a strip's copy takes a quarter of L2 at most."""
-    return shape[2] >= machine.lanes() and 1 < shape[1] <= machine.l2 // 16 // (VECTORS * machine.lanes())
+def shares(columns: int, lanes: int) -> tuple[int, int]:
+    """Vectors of a strip, and strips of all columns.
+
+    >>> [shares(columns, 16) for columns in (16, 33, 64, 65, 784)]
+    [(1, 1), (3, 1), (4, 1), (3, 2), (4, 13)]
+    """
+    vectors = -(-columns // lanes)
+    strips = -(-vectors // VECTORS)
+    return -(-vectors // strips), strips
+
+
+def _within(start: Expr, width: int, extent: int) -> Expr:
+    """`start`, or the earlier place from which `width` places end within `extent`, if there are as many."""
+    if extent <= width:
+        return const_index(0)
+    return start if extent % width == 0 else tirx.min(start, const_index(extent - width))
+
+
+def fits_softmax(shape: tuple[int, int, int], machine: Machine) -> bool:
+    """Whether there is half a vector of columns, of which a strip's copy takes a quarter of L2 at most.
+
+    Fewer columns are turned, and make full vectors of exponentials: of 1000x30x7 that takes 164 us of one core instead
+    of 177, of 1000x30x8 184 instead of 98 (Zen 4).
+    """
+    return 2 * shape[2] >= machine.lanes() and 1 < shape[1] <= machine.l2 // 16 // (VECTORS * machine.lanes())
 
 
 def softmax(shape: tuple[int, int, int], log: bool, machine: Machine) -> tirx.PrimFunc:
@@ -139,19 +178,20 @@ def softmax(shape: tuple[int, int, int], log: bool, machine: Machine) -> tirx.Pr
     def result(k: Expr, v: int) -> Any:
         value, shared = strip.own(kept, v, k), strip.own(total, v)
         found = (value - strip.own(peak, v)) - shared if log else value * shared
-        return store(y, found, strip.at, k, strip.there(v))
+        return store(y, found, strip.outer_of(v), k, strip.there(v))
 
     parts = [strip.each(first), strip.rows(highest, 1), strip.rows(power), strip.each(share), strip.rows(result)]
     return strip.function(y, seq(parts), "softmax", 18.0, machine)
 
 
 def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.PrimFunc:
-    """Sum, mean, maximum or minimum along the second axis of float32, of WAYS numbers or more: [outer, inner]. So many
-    rows are taken at a time that no sum waits for the one before."""
+    """Sum, mean, maximum or minimum along the second axis of float32: [outer, inner]. So many numbers of a column are
+    taken at a time that no sum waits for the one before."""
     strip = Strip(shape, "float32", machine)
     y = new_buffer("y", shape[0], shape[2])
     combine: Callable[[Expr, Expr], Expr] = {"max": tirx.max, "min": tirx.min}.get(kind, operator.add)
-    parts = [strip.local(f"part_{w}", "float32") for w in range(WAYS)]
+    ways = ways_of(strip.vectors, strip.n, machine)
+    parts = [strip.local(f"part_{w}", "float32") for w in range(ways)]
 
     def begin(w: int) -> Any:
         return strip.each(lambda v: store(parts[w], strip.read(const_index(w), v), 0, strip.here(v)))
@@ -167,38 +207,65 @@ def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.
         for part in parts[1:]:
             total = combine(total, strip.own(part, v))
         total = total / splat(float(strip.n), strip.lanes) if kind == "mean" else total
-        return store(y, total, strip.at, strip.there(v))
+        return store(y, total, strip.outer_of(v), strip.there(v))
 
-    body = [begin(w) for w in range(WAYS)]
-    body.append(loop(strip.n // WAYS - 1, lambda k: seq([add(k * WAYS + (WAYS + w), w) for w in range(WAYS)]), "k"))
-    body += [add(const_index(strip.n - strip.n % WAYS + w), w) for w in range(strip.n % WAYS)]
+    body = [begin(w) for w in range(ways)]
+    body.append(loop(strip.n // ways - 1, lambda k: seq([add(k * ways + (ways + w), w) for w in range(ways)]), "k"))
+    body += [add(const_index(strip.n - strip.n % ways + w), w) for w in range(strip.n % ways)]
     return strip.function(y, seq([*body, strip.each(result)]), f"{kind}_across", 1.0, machine)
 
 
+def ways_of(vectors: int, n: int, machine: Machine) -> int:
+    """Numbers of a column, neighbours, that a reduction adds up apart: so many sums are as many additions as a core has
+    under way. Two at least: a maximum of 1000x30x3 takes 17 us so, 20 with one (Zen 4).
+
+    >>> [ways_of(vectors, 30, Machine("m", "llvm", "x", fma_latency=4, fma_ports=2)) for vectors in (1, 3, 4)]
+    [8, 2, 2]
+    """
+    return min(n, max(2, machine.fma_latency * machine.fma_ports // vectors))
+
+
 def extreme(shape: tuple[int, int, int], dtype: str, highest: bool, machine: Machine) -> tirx.PrimFunc:
-    """Where the first extreme stands along the second axis, or the first NaN: int64 [outer, inner]."""
+    """Where the first extreme stands along the second axis, or the first NaN: int64 [outer, inner].
+
+    A NaN is never better and has a place of its own, so that a step waits for one maximum alone. The place that is read
+    is counted in a vector: LLVM would move a scalar one into a vector for each comparison.
+    """
     strip = Strip(shape, dtype, machine)
     y = new_buffer("y", shape[0], shape[2], dtype="int64")
-    peak, place = strip.local("peak", dtype), strip.local("place", POSITION)
+    peak, place, now = strip.local("peak", dtype), strip.local("place", POSITION), strip.local("now", POSITION)
+    nans = strip.local("nans", POSITION) if dtype.startswith("float") else None
+    nowhere = splat(strip.n, strip.lanes, POSITION)
+
+    def mark(number: Expr, before: Expr, v: int) -> list[Any]:
+        """Keep the place that is read where there is the first NaN."""
+        if nans is None:
+            return []
+        here = tirx.Select(tirx.isnan(number), strip.own(now, 0), nowhere)
+        return [store(nans, tirx.min(before, here), 0, strip.here(v))]
 
     def first(v: int) -> Any:
-        nought = store(place, splat(0, strip.lanes, POSITION), 0, strip.here(v))
-        return seq([store(peak, strip.read(0, v), 0, strip.here(v)), nought])
+        number = strip.read(0, v)
+        here = store(place, strip.own(now, 0), 0, strip.here(v))
+        return seq([here, *mark(number, nowhere, v), store(peak, number, 0, strip.here(v))])
 
     def step(k: Expr, v: int) -> Any:
         number, best = strip.read(k, v), strip.own(peak, v)
         better = number > best if highest else number < best
-        if dtype.startswith("float"):
-            better = tirx.any(better, tirx.all(tirx.isnan(number), tirx.Not(tirx.isnan(best))))
-        here = tirx.Broadcast(k.astype(POSITION), strip.lanes)
         return seq([
-            store(place, tirx.Select(better, here, strip.own(place, v)), 0, strip.here(v)),
+            store(place, tirx.Select(better, strip.own(now, 0), strip.own(place, v)), 0, strip.here(v)),
+            *([] if nans is None else mark(number, strip.own(nans, v), v)),
             store(peak, tirx.Select(better, number, best), 0, strip.here(v)),
         ])  # fmt: skip
 
     def result(v: int) -> Any:
-        wide = strip.own(place, v).astype(vector_type("int64", strip.lanes))
-        return store(y, wide, strip.at, strip.there(v))
+        found = strip.own(place, v)
+        if nans is not None:
+            found = tirx.Select(strip.own(nans, v) < nowhere, strip.own(nans, v), found)
+        return store(y, found.astype(vector_type("int64", strip.lanes)), strip.outer_of(v), strip.there(v))
 
-    parts = [strip.each(first), strip.rows(step, 1), strip.each(result)]
+    begin = store(now, splat(0, strip.lanes, POSITION), 0, strip.here(0))
+    following = store(now, strip.own(now, 0) + splat(1, strip.lanes, POSITION), 0, strip.here(0))
+    steps = loop(strip.n - 1, lambda i: seq([following, strip.each(lambda v: step(i + 1, v))]), "k")
+    parts = [begin, strip.each(first), steps, strip.each(result)]
     return strip.function(y, seq(parts), "argmax" if highest else "argmin", 3.0, machine)

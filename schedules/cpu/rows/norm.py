@@ -284,7 +284,7 @@ def _softmax(program: Program, name: str) -> Any:
         parts = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
         if all(isinstance(d, int) for d in shape):
             view = (prod(parts[0]), prod(parts[1]), prod(parts[2]))
-            if across.fits(view, machine):
+            if across.fits_softmax(view, machine):
                 func = across.softmax(view, name == "log_softmax", machine)
                 result = relax.TensorType(list(view), "float32")
                 y = bb.emit(relax.call_tir(bb.add_func(func, name), [flat(bb, x, view)], result))
@@ -392,10 +392,10 @@ def _across(
     view = (prod(shape[:first]), prod(shape[first:last]), prod(shape[last:]))
     lanes = machine.lanes()
     even = view[2] % lanes == 0 and strip_of(view[2], STRIPS[0], lanes) >= STRIPS[0] // 2
-    if view[2] < lanes or even or view[1] < across.WAYS:
+    if view[2] < 2 or even or view[1] < 2:
         return Declined(NOT_LAST)
-    strips = view[0] * -(-view[2] // (across.VECTORS * lanes))
-    if strips < machine.cores and worth_threads(4 * prod(view) / machine.core_bandwidth * 1e9, machine):
+    nanoseconds = 4 * prod(view) / machine.core_bandwidth * 1e9
+    if across.Strip(view, "float32", machine).tasks < machine.cores and worth_threads(nanoseconds, machine):
         return Declined(NOT_LAST)
     made = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
     if isinstance(made, relax.Call) and (view[2] >= across.VECTORS * lanes or made.op == DEQUANTIZE):

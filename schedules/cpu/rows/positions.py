@@ -4,8 +4,8 @@
 
 TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
 last axis both reductions are one row program; along another each strip of columns is read once (across.py), or, where
-there is no vector of them, or sizes are open, they are two kernels. Of a row with NaN they give the first NaN, as NumPy
-does; TVM's form gives -1 for a row of what it begins with, of infinities for example.
+sizes are open, they are two kernels. Of a row with NaN they give the first NaN, as NumPy does; TVM's form gives -1 for
+a row of what it begins with, of infinities for example.
 """
 
 from __future__ import annotations
@@ -81,22 +81,6 @@ def _signed(data: te.Tensor) -> te.Tensor:
     return te.compute(data.shape, lambda *i: tirx.reinterpret("int64", data(*i)) ^ half, name="signed")
 
 
-def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
-    """[outer, n, inner] and its extremes [outer, inner] -> positions [outer, inner]."""
-    outer, n, inner = (int(d) for d in data.shape)
-    k = te.reduce_axis((0, n), name="k")
-    least = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda dtype: tirx.const(n - 1, dtype), name="first")
-    first = te.compute(
-        (outer, inner),
-        lambda o, i: least(
-            tirx.Select(_found(data(o, k, i), peak(o, i)), k.astype(POSITION), tirx.const(n - 1, POSITION)), axis=[k]
-        ),
-        name="first",
-        attrs={"tvmopt.kernel": "reduce"},
-    )
-    return te.compute((outer, inner), lambda *i: first(*i).astype("int64"), name="position")
-
-
 def _open(data: te.Tensor, peak: te.Tensor, axis: int) -> te.Tensor:
     """Positions along an axis, which stays as one of 1, of any sizes; `peak`: the extremes, without the axis."""
     k = te.reduce_axis((0, data.shape[axis]), name="k")
@@ -148,12 +132,9 @@ def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Mach
             return found if wanted == out else relax.op.reshape(bb.emit(found), out)
         view = (prod(shape[:first]), n, inner)
         data = flat(bb, x, view)
-        if across.fits(view, machine):
-            func, result = across.extreme(view, dtype, highest, machine), relax.TensorType([view[0], inner], "int64")
-            found = bb.emit(relax.call_tir(bb.add_func(func, name), [data], result))
-            return relax.op.reshape(found, out)
-        peak = bb.emit((relax.op.max if highest else relax.op.min)(data, 1))
-        return relax.op.reshape(bb.emit(bb.call_te(_across, data, peak, primfunc_name_hint=name)), out)
+        func, result = across.extreme(view, dtype, highest, machine), relax.TensorType([view[0], inner], "int64")
+        found = bb.emit(relax.call_tir(bb.add_func(func, name), [data], result))
+        return flat(bb, found, out)
 
     return lowering
 

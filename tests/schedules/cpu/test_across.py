@@ -13,6 +13,11 @@ from tvmopt.targets import Machine
 
 SHAPES = [(1, 21, 128), (2, 2, 16), (3, 7, 17), (1, 150, 33), (2, 5, 63), (1, 3, 65), (4, 1, 40), (1, 1000, 70)]
 
+NARROW = [
+    (1, 2, 2), (9, 3, 3), (7, 8, 5), (5, 30, 7), (3, 31, 8), (6, 16, 9), (11, 100, 10), (2, 15, 15), (1, 300, 4),
+]  # fmt: skip
+"""Fewer columns than a vector has: rows of columns are taken several at a time."""
+
 
 def softmax(x, log):
     x = x.astype("float64") - x.max(1, keepdims=True)
@@ -21,7 +26,7 @@ def softmax(x, log):
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *NARROW])
 @pytest.mark.parametrize("machine", machines())
 def test_softmax(machine, shape, log):
     x = 5 * np.random.default_rng(0).standard_normal(shape).astype("float32")
@@ -42,20 +47,35 @@ def test_a_nan_stays_in_its_column():
 
 @pytest.mark.parametrize("highest", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "int32", "int64", "float16"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *NARROW])
 def test_positions(shape, dtype, highest):
     rng = np.random.default_rng(1)
     x = rng.integers(-9, 9, shape).astype(dtype) if dtype[0] in "fi" else rng.integers(0, 9, shape).astype(dtype)
     if dtype.startswith("float"):
         x[rng.random(shape) < 0.02] = np.nan
-        x[:, 0, :3] = np.inf, -np.inf, np.nan
+        x[:, 0, 0], x[:, 0, 1], x[:, 0, -1] = np.inf, -np.inf, np.nan
     function = relax.op.argmax if highest else relax.op.argmin
     (y,), _ = run(lambda bb, x: function(x, 1), [x])
     np.testing.assert_array_equal(y, (np.argmax if highest else np.argmin)(x, 1))
 
 
+@pytest.mark.parametrize("highest", [True, False])
+@pytest.mark.parametrize("shape", [(5, 9, 3), (5, 9, 10), (5, 9, 33), (4, 2000, 10)])
+def test_the_first_of_equals_and_the_first_nan(shape, highest):
+    """Of both zeros, of infinities alone, of NaN first, last, twice and alone."""
+    x = np.random.default_rng(3).choice(np.array([-0.0, 0.0], "float32"), shape)
+    x[0], x[1, :, 0] = -np.inf, np.inf
+    x[1, 0, 1] = x[1, -1, 2] = np.nan
+    x[2, 3] = x[2, 5] = np.nan
+    x[3] = np.nan
+    function = relax.op.argmax if highest else relax.op.argmin
+    (y,), how = run(lambda bb, x: function(x, 1), [x])
+    np.testing.assert_array_equal(y, (np.argmax if highest else np.argmin)(x, 1))
+    assert [s.family for s in how.values()] == ["rows"]
+
+
 @pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 31), (2, 9, 33), (1, 6, 784), (5, 17, 30), (1, 131, 1089)])
+@pytest.mark.parametrize("shape", [*SHAPES, *NARROW, (3, 4, 31), (2, 9, 33), (1, 6, 784), (5, 17, 30), (1, 131, 1089)])
 @pytest.mark.parametrize("machine", machines())
 def test_reductions(machine, kind, shape):
     x = np.random.default_rng(2).standard_normal(shape).astype("float32")
