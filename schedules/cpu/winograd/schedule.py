@@ -49,6 +49,7 @@ class WinogradProblem:
     l2: int
     padded: bool  # whether the border is made here
     u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
+    l3_rate: float  # likewise, of what a task makes and L2 does not hold
 
     @property
     def places(self) -> int:
@@ -70,7 +71,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
         rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
     return WinogradProblem(
         n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2,
-        annotated(func, "pad") is not None, rate,
+        annotated(func, "pad") is not None, rate, float(machine.l3_rate),
     )  # fmt: skip
 
 
@@ -112,7 +113,8 @@ def choose_task(problem: WinogradProblem) -> tuple[int, int]:
 
     The products and the reading of U add up: a block of U, C*nr*4 bytes, serves too few rows of tiles to hide the next
     one's way from L3. So cores share the panels rather than the rows, and transform the same tiles twice (28x28x128:
-    0.60 of the time; whole models 0.94 and 0.98).
+    0.60 of the time; whole models 0.94 and 0.98). Where L2 does not hold V beside the picture with its border, V comes
+    from L3 (56x56x256 on two cores of a Zen 4 in rows rather than in panels: 0.80; VGG-19 0.94).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
     for rows in divisors(problem.rows):
@@ -123,8 +125,11 @@ def choose_task(problem: WinogradProblem) -> tuple[int, int]:
             gemm = problem.places * tiles * problem.c * panels * problem.nr / problem.lanes / 2
             transform = problem.places * tiles * 8 * (problem.c + panels * problem.nr) / problem.lanes
             stream = problem.places * problem.c * panels * problem.nr * 4 / problem.u_rate
-            spill = 1.0 + (0.15 if problem.places * tiles * problem.c * 4 > 0.75 * problem.l2 else 0.0)
-            cost = idle * tasks * (gemm * spill + stream + transform)
+            made = problem.places * tiles * problem.c * 4
+            border = (rows * problem.out + 2) * (problem.cols * problem.out + 2) * problem.c * 4 * problem.padded
+            spill = 1.0 + (0.15 if made > 0.75 * problem.l2 else 0.0)
+            far = 2 * made / problem.l3_rate if made + border > 0.75 * problem.l2 else 0.0
+            cost = idle * tasks * (gemm * spill + stream + transform + far)
             if best is None or (cost, tasks) < best[0]:
                 best = ((cost, tasks), (rows, panels))
     assert best is not None
