@@ -15,10 +15,12 @@ from typing import Any
 
 from tvm import tirx
 
+from tvmopt.lowering.hoist_borders import BORDER
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, LOOPS, MANY_ROWS, pixel_widths, worth_threads
 from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
+from tvmopt.scheduling.open_borders import NOTHING
 from tvmopt.targets import Machine
 
 LOW = 4
@@ -169,9 +171,11 @@ def few_rows(problem: WindowProblem, machine: Machine) -> int:
 
 def apply(sch: Any, problem: WindowProblem, knobs: Knobs, kernel: str) -> None:
     """Tasks over channel blocks and rows; the register tile; borders resolved at compile time."""
-    main = sch.get_sblock(kernel)
+    main, nothing = sch.get_sblock(kernel), False
     if problem.padded == "pad":
-        sch.compute_inline(sch.get_sblock("pad"))
+        pad = sch.get_sblock("pad")
+        nothing = NOTHING in sch.get(pad).annotations
+        sch.compute_inline(pad)
     out = epilogue_of(sch, main, (problem.n, problem.oh, problem.ow, problem.channels))
     n, h, w, c = sch.get_loops(out)
     h_task, h_in = sch.split(h, [None, knobs["rows"]])
@@ -199,6 +203,8 @@ def apply(sch: Any, problem: WindowProblem, knobs: Knobs, kernel: str) -> None:
         sch.annotate(c_block, "pragma_loop_partition_hint", 1)
     if problem.threads:
         sch.parallel(task)
+    if nothing:
+        sch.annotate(ky, BORDER, 1)
     _accumulators(sch, main, ky)
     sch.unroll(w_in)
     sch.unroll(c_vec)

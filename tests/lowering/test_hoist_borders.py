@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm_ffi import structural_walk
 
-from tvmopt.lowering.hoist_borders import HoistBorders
+from tvmopt.lowering.hoist_borders import BORDER, HoistBorders
 from tvmopt.pipeline import compile_kernels
 from tvmopt.targets import Machine
 
@@ -33,7 +33,7 @@ def sums(taps: int, height: int, width: int, before: int, stride: int, step: int
                 for i in T.unroll(width):
                     for v in T.vectorized(LANES):
                         acc[i, v] = T.float32(0)
-                for ky in range(taps):
+                for ky in T.serial(taps, annotations={BORDER: 1}):
                     for kx in T.unroll(taps):
                         for i in T.unroll(width):
                             for v in T.vectorized(LANES):
@@ -70,14 +70,14 @@ def test_the_sums_are_the_same(taps: int, height: int, before: int, stride: int,
     np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def nest(value: Any, extent: int = 8) -> Any:
+def nest(value: Any, extent: int = 8, marked: bool = True) -> Any:
     """What the pass makes of `for k in range(5): for i in unroll(extent): acc[i] = value(acc[i], row, k, i)`."""
     row, k, i = (tirx.Var(name, "int32") for name in ("row", "k", "i"))
     acc = tirx.decl_buffer((extent,), "float32", "acc")
     store = tirx.BufferStore(acc, value(tirx.BufferLoad(acc, [i]), row, k, i), [i])
     zero = tirx.const(0, "int32")
     inner = tirx.For(i, zero, tirx.const(extent, "int32"), tirx.ForKind.UNROLLED, store)
-    loop = tirx.For(k, zero, tirx.const(5, "int32"), tirx.ForKind.SERIAL, inner)
+    loop = tirx.For(k, zero, tirx.const(5, "int32"), tirx.ForKind.SERIAL, inner, None, {BORDER: 1} if marked else {})
     return HoistBorders(tvm.IRModule({"f": tirx.PrimFunc([row], loop)}))["f"].body
 
 
@@ -87,6 +87,11 @@ DATA = tirx.decl_buffer((64,), "float32", "x")
 def within(row: Any, k: Any, i: Any, border: float) -> Any:
     asked = tirx.all(row + k >= 2, row + k < 40, i < 7)
     return tirx.if_then_else(asked, tirx.BufferLoad(DATA, [(row + k) * 8 + i]), tirx.const(border, "float32"))
+
+
+def test_a_schedule_has_to_say_so() -> None:
+    loop = nest(lambda acc, row, k, i: acc + within(row, k, i, 0.0), marked=False)
+    assert isinstance(loop.extent, tirx.IntImm)
 
 
 def test_a_border_bounds_the_loop_over_rows() -> None:

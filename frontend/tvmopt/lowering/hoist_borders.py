@@ -14,8 +14,9 @@ TVM simplifies the condition and the places of each copy by themselves, and LLVM
 that they are the same. A place lies in memory for as long as TVM sees it, which would put its value there again; LLVM
 makes a register of it. Places of other nests are left as they are: naming them took TVM as long as it saved.
 
-Applies when   a nest has at least :data:`COPIES` copies of its statements, on a CPU, and they add nothing where a
-               condition does not hold in which none of the nest's variables is.
+Applies when   a schedule says so of the loop over rows of taps (:data:`BORDER`), as all weights are finite: a product
+               of 0 and NaN is NaN. A nest has at least :data:`COPIES` copies of its statements, and they add nothing
+               where a condition does not hold in which none of the nest's variables is.
 Gain           code generation of depthwise convolutions, one core: 7x7 of 40x40 0.34 -> 0.09 s, all 11 of PP-OCRv6's
                detector 2.2 -> 0.8 s; the code is as fast
 """
@@ -35,6 +36,8 @@ from tvm_ffi import structural_equal, structural_map, structural_mutate, structu
 from tvmopt.lowering.loops import seq, with_body
 from tvmopt.scheduling.open_loops import Names
 
+BORDER = "tvmopt.border"
+"""The annotation of a loop over rows of taps of which those outside a picture add nothing."""
 COPIES = 4
 """How many copies of its body a nest has at least."""
 CHOICE = "prim.if_then_else"
@@ -44,14 +47,16 @@ def hoist_borders(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     """See the module's text."""
 
     def loop(node: Any, mutator: Any) -> Any:
-        if _copies(node) >= COPIES:
-            nest, conditions = _Nest(node).hoisted()
-            return tirx.IfThenElse(tirx.all(*conditions), nest, None) if conditions else node
-        inner = node.body
-        if int(node.kind) == int(tirx.ForKind.SERIAL) and isinstance(inner, tirx.For) and _copies(inner) >= COPIES:
-            nest, conditions = _Nest(inner).hoisted()
-            return _bounded(node, nest, conditions) if conditions else node
-        return mutator.default_mutate(node)
+        if BORDER not in node.annotations:
+            return mutator.default_mutate(node)
+        unrolled = int(node.kind) == int(tirx.ForKind.UNROLLED)
+        around = node if unrolled else node.body
+        if _copies(around) < COPIES:
+            return node
+        nest, conditions = _Nest(around).hoisted()
+        if not conditions:
+            return node
+        return tirx.IfThenElse(tirx.all(*conditions), nest, None) if unrolled else _bounded(node, nest, conditions)
 
     body = structural_mutate(func.body, ((tirx.For, loop),))
     return func if body.same_as(func.body) else with_body(func, body)

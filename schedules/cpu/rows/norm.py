@@ -114,6 +114,8 @@ UNFIT = "another type than float32, or an empty shape"
 OPEN_ROW = "rows of an open length"
 DEQUANTIZE = tvm.ir.Op.get("relax.dequantize")
 NOT_LAST = "axes that are not the last"
+TERMS = 4
+"""Terms of a reduction from which it is worth more than being fused with what computes them."""
 
 
 def softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
@@ -398,7 +400,8 @@ def _across(
     if across.Strip(view, "float32", machine).tasks < machine.cores and worth_threads(nanoseconds, machine):
         return Declined(NOT_LAST)
     made = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
-    if isinstance(made, relax.Call) and (view[2] >= across.VECTORS * lanes or made.op == DEQUANTIZE):
+    strips = lanes <= view[2] < across.VECTORS * lanes and view[1] >= TERMS  # what is worth a kernel of its own
+    if isinstance(made, relax.Call) and (not strips or made.op == DEQUANTIZE):
         return Declined(NOT_LAST)
     func, result = across.reduction(view, kind, machine), relax.TensorType([view[0], view[2]], "float32")
     y = relax.call_tir(bb.add_func(func, f"{kind}_across"), [flat(bb, x, view)], result)
