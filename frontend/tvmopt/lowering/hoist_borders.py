@@ -33,6 +33,7 @@ from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal, structural_map, structural_mutate, structural_walk
 
+from tvmopt.lowering.guard_divisors import DIVISIONS
 from tvmopt.lowering.loops import seq, with_body
 from tvmopt.scheduling.open_loops import Names
 
@@ -87,8 +88,6 @@ def _bounded(loop: Any, nest: Any, conditions: list[Any]) -> Any:
         else:
             left.append(condition)
     body = tirx.IfThenElse(tirx.all(*left), nest, None) if left else nest
-    if len(left) == len(conditions):
-        return tirx.For(var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
     return tirx.For(var, first, tirx.max(end - first, 0), loop.kind, body, loop.thread_binding, loop.annotations)
 
 
@@ -122,8 +121,7 @@ class _Nest:
         self.own: set[Any] = set()
         structural_walk(nest, ((tirx.For, lambda node: self.own.add(node.loop_var)),))
         structural_walk(nest, (((tirx.Bind, tirx.Let), lambda node: self.own.add(node.var)),))
-        self.buffers: list[Any] = []
-        self.names = Names(self.buffers)
+        self.names = Names([])
         self.known: list[tuple[Any, Any]] = []  # a value, its name
 
     def hoisted(self) -> tuple[Any, list[Any]]:
@@ -132,7 +130,7 @@ class _Nest:
         if not conditions:
             return nest, []
         nest = structural_map(nest, ((TensorLoad, tirx.BufferStore), self._placed))
-        allocations = [tirx.AllocBuffer(buffer) for buffer in self.buffers]
+        allocations = [tirx.AllocBuffer(buffer) for buffer in self.names.buffers]
         return seq([*allocations, *self.names.statements, nest]), conditions
 
     def _shared(self, value: Any) -> bool:
@@ -140,11 +138,12 @@ class _Nest:
         if self.own.intersection(undefined_vars(value)):
             return False
         doubtful: list[Any] = []
-        structural_walk(value, (((TensorLoad, Call), doubtful.append),))
-        kinds = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-        structural_walk(
-            value, ((kinds, lambda node: None if isinstance(node.b, tirx.IntImm) else doubtful.append(node)),)
-        )
+
+        def division(node: Any) -> None:
+            if not isinstance(node.b, tirx.IntImm):
+                doubtful.append(node)
+
+        structural_walk(value, (((TensorLoad, Call), doubtful.append), (DIVISIONS, division)))
         return not doubtful
 
     # the border
@@ -189,10 +188,12 @@ class _Nest:
             return index if value.same_as(index.value) else tirx.Broadcast(value, index.lanes)
         terms: list[tuple[Any, int]] = []
         _sum_of(index, 1, terms)
-        shared = [(term, times) for term, times in terms if not isinstance(term, tirx.IntImm) and self._shared(term)]
+        shared, rest = list[tuple[Any, int]](), list[tuple[Any, int]]()
+        for term, times in terms:
+            own = isinstance(term, tirx.IntImm) or not self._shared(term)
+            (rest if own else shared).append((term, times))
         if not shared or (len(shared) == 1 and isinstance(shared[0][0], tirx.Var)):
             return index
-        rest = [one for one in terms if one not in shared]
         return _summed([(self._name(_summed(shared)), 1), *rest])
 
     def _name(self, value: Any) -> Any:
