@@ -278,7 +278,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.build:
         return 0
     if args.results:
-        data = {"machine": describe_machine(), "arguments": given, "layers": rows}
+        asked = {name: getattr(args, name) for name in ("what", "drawn", "op", "seed", "threads", "passes")}
+        data = {"machine": describe_machine(), "arguments": {**asked, "count": count}, "layers": rows}
         args.results.write_text(json.dumps(data, indent=1) + "\n")
     print(told(rows, args.worst))
     return 0
