@@ -1,6 +1,7 @@
 """Softmax, norms, reductions, scans and top-k of rows, CPU: a row's data in L1 for all its passes."""
 
 from tvmopt.schedules.cpu.rows.columns import LOWERS as COLUMNS
+from tvmopt.schedules.cpu.rows.norm import KEEPS
 from tvmopt.schedules.cpu.rows.norm import LOWERS as NORMS
 from tvmopt.schedules.cpu.rows.picked import LOWERS as PICKED
 from tvmopt.schedules.cpu.rows.positions import LOWERS as POSITIONS

@@ -184,9 +184,11 @@ def softmax(shape: tuple[int, int, int], log: bool, machine: Machine) -> tirx.Pr
     return strip.function(y, seq(parts), "softmax", 18.0, machine)
 
 
-def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.PrimFunc:
-    """Sum, mean, maximum or minimum along the second axis of float32: [outer, inner]. So many numbers of a column are
-    taken at a time that no sum waits for the one before."""
+def reduction(
+    shape: tuple[int, int, int], kind: str, term: Callable[[Expr], Expr], machine: Machine
+) -> tirx.PrimFunc:  # fmt: skip
+    """Sum, mean, maximum or minimum of terms along the second axis of float32: [outer, inner]. So many numbers of a
+    column are taken at a time that no sum waits for the one before."""
     strip = Strip(shape, "float32", machine)
     y = new_buffer("y", shape[0], shape[2])
     combine: Callable[[Expr, Expr], Expr] = {"max": tirx.max, "min": tirx.min}.get(kind, operator.add)
@@ -194,11 +196,11 @@ def reduction(shape: tuple[int, int, int], kind: str, machine: Machine) -> tirx.
     parts = [strip.local(f"part_{w}", "float32") for w in range(ways)]
 
     def begin(w: int) -> Any:
-        return strip.each(lambda v: store(parts[w], strip.read(const_index(w), v), 0, strip.here(v)))
+        return strip.each(lambda v: store(parts[w], term(strip.read(const_index(w), v)), 0, strip.here(v)))
 
     def add(k: Any, w: int) -> Any:
         def joined(v: int) -> Expr:
-            return combine(strip.own(parts[w], v), strip.read(k, v))
+            return combine(strip.own(parts[w], v), term(strip.read(k, v)))
 
         return strip.each(lambda v: store(parts[w], joined(v), 0, strip.here(v)))
 

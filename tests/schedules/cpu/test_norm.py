@@ -151,6 +151,54 @@ def test_softmax_along_another_axis(name, axis):
     np.testing.assert_allclose(got, want if name == "softmax" else np.log(want), rtol=2e-5, atol=2e-6)
 
 
+TERMS = {"abs": (op.abs, np.abs), "square": (lambda x: op.multiply(x, x), np.square)}
+
+
+@pytest.mark.parametrize("n", EDGES)
+@pytest.mark.parametrize("term", TERMS)
+def test_norms_of_rows_are_one_kernel(term, n):
+    """Magnitudes and squares are computed on the way, and a root behind them; a row of one number is no reduction."""
+    made, of = TERMS[term]
+    x = data(3, n)
+    got, families = run(lambda bb, v: bb.emit(op.sqrt(bb.emit(op.sum(bb.emit(made(v)), [-1])))), x)
+    np.testing.assert_allclose(got, np.sqrt(of(x.astype("float64")).sum(-1)), rtol=2e-6)
+    assert families == ["rows"] or (n == 1 and len(families) == 1)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_of_what_is_no_number(term, kind):
+    x = data(6, 40)
+    x[0, 3], x[1, 39], x[2, 5], x[3, 7], x[4] = np.nan, np.inf, -np.inf, 3e30, -0.0
+    made, of = TERMS[term]
+    got, families = run(lambda bb, v: bb.emit(getattr(op, kind)(bb.emit(made(v)), [-1])), x)
+    with np.errstate(over="ignore"):
+        want = getattr(of(x).astype("float64"), kind)(-1)
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+    assert families == ["rows"]
+
+
+def test_a_term_that_others_read_is_stored_for_them():
+    x = data(5, 33)
+
+    def build(bb, v):
+        square = bb.emit(op.multiply(v, v))
+        return bb.emit(op.divide(square, bb.emit(op.sum(square, [-1], True))))
+
+    got, _ = run(build, x)
+    square = x.astype("float64") ** 2
+    np.testing.assert_allclose(got, square / square.sum(-1, keepdims=True), rtol=2e-6)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_of_everything(term):
+    made, of = TERMS[term]
+    x = data(33, 17)
+    got, families = run(lambda bb, v: bb.emit(op.sum(bb.emit(made(v)), None, False)), x)
+    np.testing.assert_allclose(got, of(x.astype("float64")).sum(), rtol=2e-6)
+    assert families == run(lambda bb, v: bb.emit(op.sum(v, None, False)), x)[1]  # no kernel for the terms
+
+
 @pytest.mark.parametrize("shape", [(1,), (7,), (1009,), (33, 17), (3, 1, 64), (512, 1024)])
 @pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
 def test_of_everything(kind, shape):
