@@ -352,7 +352,9 @@ def graph_passes(
         P.SplitMatmul(log),  # after PropagateReshapes, which brings a split next to its GEMM
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
         # after BatchNorm is folded into its weight, before layouts: it makes convolutions
-        LowerConvTranspose(log, apart=machine.kind == "llvm"),
+        LowerConvTranspose(
+            log, machine.kind == "llvm", lambda call: faster_as_it_lies(call, machine, precision, exact)
+        ),
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
         P.TurnColumns(log),  # before ConvertLayout too; beside ConvertConv1d, whose rows it makes
         P.PropagateReshapes(log, ones=True),  # behind both: between a row's convolution and its epilogue

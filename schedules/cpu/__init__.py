@@ -11,6 +11,7 @@ FAMILIES = (
     "resample",  # likewise
     "amx_attention",  # before `attention`, which takes every size
     "attention",
+    "conv_transpose",  # NCHW; what a graph pass left as it is
     "planes",  # NCHW; the other convolutions are NHWC
     "depthwise",  # before the dense convolutions, which leave one input channel a group to it
     "winograd",  # before the direct convolutions: it takes only those where it is faster

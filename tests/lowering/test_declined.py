@@ -24,7 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], "double"),
-        helper.make_node("ConvTranspose", ["y", "k"], ["b"], "up", dilations=[2, 2], kernel_shape=[3, 3]),
+        helper.make_node("ConvTranspose", ["s", "k"], ["b"], "up", dilations=[2], kernel_shape=[3]),
         helper.make_node("Conv", ["v", "k3"], ["c"], "volume", kernel_shape=[3, 3, 3]),
         helper.make_node("Conv", ["y", "kd"], ["z"], "plain", kernel_shape=[3, 3]),
         helper.make_node("MaxPool", ["z"], ["d"], "pool", kernel_shape=[2, 2]),  # a layer alone would stay in NCHW
@@ -32,10 +32,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     inputs = {
         "x": (TensorProto.DOUBLE, [4, 32]),
         "y": (1, [1, 8, 9, 9]),
+        "s": (1, [1, 8, 9]),
         "v": (1, [1, 2, 9, 9, 9]),
         "k3": (1, [6, 2, 3, 3, 3]),
     }
-    outputs = {"a": (TensorProto.DOUBLE, [4, 16]), "b": (1, [1, 4, 13, 13]), "c": (1, [1, 6, 7, 7, 7])}
+    outputs = {"a": (TensorProto.DOUBLE, [4, 16]), "b": (1, [1, 4, 13]), "c": (1, [1, 6, 7, 7, 7])}
     outputs["d"] = (1, [1, 4, 6, 6])
     graph = helper.make_graph(
         nodes,
@@ -44,7 +45,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         [helper.make_tensor_value_info(name, *t) for name, t in outputs.items()],
         [
             weight("w", 32, 16, dtype="float64"),
-            weight("k", 8, 4, 3, 3),
+            weight("k", 8, 4, 3),
             weight("kd", 4, 8, 3, 3),
         ],
     )
@@ -61,7 +62,7 @@ def reasons(report: Report, node: str) -> list[str]:
     ("node", "reason"),
     [
         ("double", "gemm: float64 operands"),
-        ("up", "conv2d: a dilated transposed convolution of two axes"),
+        ("up", "conv2d: a dilated transposed convolution of one axis"),
         ("volume", "conv2d: a convolution of three axes"),
     ],
 )

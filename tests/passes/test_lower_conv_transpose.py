@@ -187,3 +187,25 @@ def test_phase_kernel_keeps_every_tap():
     kernel, taps, in_g = phase_kernel(w, [2, 3], groups=1)
     assert (taps, in_g, kernel.shape) == ([3, 2], 2, (2 * 3 * 3, 2, 3, 2))
     assert sorted(kernel[kernel > 0]) == sorted(w.ravel())
+
+
+def test_alone_it_is_left_to_a_family_that_computes_it_faster_as_it_lies():
+    """Decline 5: not beside a convolution, which has its data in channels-last, and not where no family is faster."""
+    w, v = (np.zeros(s, "float32") for s in ((8, 4, 3, 3), (4, 4, 1, 1)))
+
+    def module(beside):
+        bb = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((1, 8, 6, 7), "float32"))
+        with bb.function("main", [x]):
+            with bb.dataflow():
+                y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d_transpose(x, relax.const(w), strides=2))))
+                y = bb.emit(relax.op.nn.conv2d(y, relax.const(v))) if beside else y
+                y = bb.emit_output(relax.op.negative(y))
+            bb.emit_func_output(y)
+        return bb.get()
+
+    for beside, faster, stays in [(False, True, True), (True, True, False), (False, False, False)]:
+        log = DecisionLog()
+        lowered = LowerConvTranspose(log, stays=lambda call, faster=faster: faster)(module(beside))
+        assert ("conv2d_transpose" in lowered.script()) == stays
+        assert log.count(STAGE, "declined") == stays

@@ -67,7 +67,7 @@ class ConvertLayout(Rewrite):
         if str(value.attrs.out_layout or "NCHW") != "NCHW" or rank(value) != 4:
             return None
         data, weight = value.args
-        if _constant(graph, weight) and _alone(graph, var, value) and self.stays(value):
+        if _constant(graph, weight) and alone(graph, var, value) and self.stays(value):
             self.declined(var, "1: it stands alone, and is faster as it lies")
             return None
         axes = tuple(str(value.attrs.kernel_layout).find(c) for c in "OHWI")
@@ -85,7 +85,7 @@ class ConvertLayout(Rewrite):
         return relax.op.permute_dims(graph.emit(nhwc, name_of(var)), TO_NCHW)
 
 
-def _alone(graph: Graph, var: Var, convolution: Expr) -> bool:
+def alone(graph: Graph, var: Var, convolution: Expr) -> bool:
     """Whether nothing beside the convolution could have its data in channels-last: only elementwise operators and
     reshapes are above and below it."""
     below, above, todo = {var}, [convolution.args[0]], [var]

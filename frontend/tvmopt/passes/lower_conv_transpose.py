@@ -15,6 +15,7 @@ or if a zero weight must not make NaN of an infinity, as integers are computed f
 Applies when   the weight is a constant, dilation 1; one to three spatial axes, of known or open size.
 Declines when  1. the weight is not a constant   2. a dilation is not 1   3. the rank is unknown, the layout not NCHW
                4. a volume's size is open, and voxels overlap or the result is cut: TVM takes minutes to compile that
+               5. it stands alone (see ConvertLayout), and a family computes it faster as it lies
 Open sizes     of pictures: the interleave is one operator of ours (tvmopt.interleave), on channels last.
 Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
                the output (TVM's own form zero-stuffs the input) costs s*s times as many.
@@ -22,6 +23,8 @@ Gain           the multiplications of the definition, at the speed of the convol
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,8 @@ from tvm import relax
 from tvmopt.lowering.common import is_open, sizes
 from tvmopt.lowering.extremes import Extremes
 from tvmopt.operators.interleave import interleave
+from tvmopt.passes.convert_layout import alone
+from tvmopt.passes.graph import Graph, graph_of
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"
@@ -46,27 +51,33 @@ class LowerConvTranspose:
 
     Args:
         apart: a convolution a phase is faster on this machine where there are many channels.
+        stays: whether a family computes a call faster as it lies, where nothing beside it is in channels-last.
     """
 
-    def __init__(self, log: DecisionLog, apart: bool = True) -> None:
-        self.log, self.apart = log, apart
+    def __init__(
+        self, log: DecisionLog, apart: bool = True, stays: Callable[[relax.Expr], bool] = lambda call: False
+    ) -> None:
+        self.log, self.apart, self.stays = log, apart, stays
 
     def transform_module(self, module: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
         """The pass."""
-        rewriter = _Rewriter(module, self.log, self.apart)
+        rewriter = _Rewriter(module, self.log, self.apart, self.stays)
         for gvar, func in module.functions_items():
             if isinstance(func, relax.Function):
-                rewriter.extremes = Extremes(func)
+                rewriter.extremes, rewriter.graph = Extremes(func), cache(lambda func=func: graph_of(func))
                 rewriter.builder_.update_func(gvar, rewriter.visit_expr(func))
         return rewriter.builder_.get()
 
 
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    def __init__(self, module: tvm.IRModule, log: DecisionLog, apart: bool) -> None:
+    def __init__(
+        self, module: tvm.IRModule, log: DecisionLog, apart: bool, stays: Callable[[relax.Expr], bool]
+    ) -> None:
         super().__init__(module)
-        self.log, self.apart, self.result = log, apart, None
+        self.log, self.apart, self.stays, self.result = log, apart, stays, None
         self.extremes: Extremes
+        self.graph: Callable[[], Graph]
 
     @property
     def node(self) -> str:
@@ -77,7 +88,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+        given, call = call, self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") not in _OPS:
             return call
         x, w = call.args
@@ -93,6 +104,9 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return call
         if is_open(xs) and len(xs) == 5 and _overlaps(w.value.numpy().shape[2:], a):  # Decline 4
             self.log.declined(STAGE, self.node, "4: a volume of open size, and voxels overlap")
+            return call
+        if len(xs) == 4 and self.stays(call) and alone(self.graph(), self.result, given):  # Decline 5
+            self.log.declined(STAGE, self.node, "5: it stands alone, and is faster as it lies")
             return call
         self.log.applied(STAGE, self.node)
         flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1

@@ -1,39 +1,14 @@
 """Whether a convolution beside which nothing asks for channels-last is faster as it lies, or in NHWC between two
-transposes - for the pass that chooses layouts.
-
-Its constants are fitted to drawn layers on one core and two of a Xeon (Sapphire Rapids): docs/performance.md.
-"""
+transposes - for the pass that chooses layouts."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
-from tvmopt.lowering.window import channel_vector
-from tvmopt.schedules.cpu._inside import FEW, FROM, outside
-from tvmopt.schedules.cpu._winograd import output_tile, winograd_cycles
+from tvmopt.schedules.cpu._channels_last import between_transposes
 from tvmopt.schedules.cpu.planes.compute import convolution_of
-from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
-from tvmopt.scheduling.cost_model import choose_tile
+from tvmopt.schedules.cpu.planes.plan import best_plan
 from tvmopt.targets import Machine
-
-MOVE, FAR = 6.0, 16.0
-"""Cycles of a vector that is transposed, within L2 and beyond; of several cores one reads what another has written, so
-that half of L2 is the bound."""
-BORDER = 3.0
-"""Cycles of a vector of the copy with a border."""
-DEPTHWISE, WIDENED, NARROW = 1.3, 8.0, 1.5
-"""How much longer than its products a layer of one channel a group takes, of one with several outputs each, and of
-groups of few channels."""
-COPIED = 15.0
-"""Cycles of a vector that a depthwise layer copies because its channels fill no whole vectors."""
-LEFT_OUT = 0.8
-"""Of the products outside the picture, those whose time is saved."""
-RATE = 0.9
-"""Of the modelled rate, that of the register tile of a convolution in NHWC."""
-BETWEEN, ACROSS = 20_000.0, 12.0
-"""Of several cores, cycles that three kernels take more than one, and those of a vector that one core has written and
-another reads: of what exceeds a quarter of L2, `FAR` says it."""
 
 
 def stays(call: Any, machine: Machine, exact: bool) -> bool:
@@ -43,39 +18,3 @@ def stays(call: Any, machine: Machine, exact: bool) -> bool:
         return False
     used = conv.used(machine)
     return best_plan(conv, used).time(used) < between_transposes(conv, used, exact)
-
-
-def between_transposes(conv: Convolution, machine: Machine, exact: bool = False) -> float:
-    """Cycles in NHWC, transposes included, cores sharing the work: by rows in one kernel, by channels in the next, so
-    that a part of what each reads comes from another core."""
-    lanes, numbers = machine.lanes(), [conv.n * conv.channels * prod(conv.size), conv.n * conv.outputs * prod(conv.out)]
-    near = machine.l2 if machine.cores == 1 else machine.l2 // 2
-    moved = sum(n / lanes * (FAR if 8 * n > near else MOVE) for n in numbers) / machine.cores
-    if machine.cores > 1:
-        moved += BETWEEN + ACROSS * sum(min(n, near // 8) for n in numbers) / lanes
-    if (winograd := _winograd(conv, machine)) and not exact:
-        return moved + winograd
-    if any(conv.before):
-        moved += BORDER * numbers[0] / lanes / machine.cores
-    pixels, per, in_g = conv.n * prod(conv.out), conv.outputs // conv.groups, conv.channels // conv.groups
-    if in_g == 1 and conv.groups > 1:
-        copied = COPIED if channel_vector(conv.outputs, per, lanes)[1] else 0.0
-        each = copied + (DEPTHWISE if per == 1 else WIDENED) * prod(conv.kernel) / machine.fma_ports
-        return moved + -(-conv.outputs // lanes) * pixels * each / machine.cores
-    tile = choose_tile(pixels, per, machine, rows=conv.out[1])
-    narrow = NARROW if conv.groups > 1 and min(in_g, per) <= lanes else 1.0
-    inside = 1.0
-    for axis in (0, 1):
-        sizes = (getattr(conv, name)[axis] for name in ("kernel", "strides", "dilation", "before", "size", "out"))
-        share = outside(*sizes)
-        inside *= 1 - share if share >= FROM and in_g >= FEW else 1
-    steps = conv.steps * (1 - LEFT_OUT * (1 - inside))
-    return moved + narrow * tile.cycles * conv.groups * steps / RATE / machine.cores
-
-
-def _winograd(conv: Convolution, machine: Machine) -> float:
-    """Cycles of Winograd's form, where the family takes it; else 0."""
-    plain = (conv.kernel, conv.strides, conv.dilation, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
-    sizes = (*conv.out, conv.channels, conv.outputs, conv.n, machine)
-    tile = output_tile(*sizes) if plain else 1
-    return winograd_cycles(tile, -(-conv.out[0] // tile), -(-conv.out[1] // tile), *sizes[2:]) if tile > 1 else 0.0

@@ -19,8 +19,9 @@ from tvm import relax, te, tirx
 from tvmopt.lowering.common import call_fusable, constant, static_shape
 from tvmopt.lowering.overlap import vector_for
 from tvmopt.lowering.strided_loads import WIDEST
+from tvmopt.schedules.cpu._channels_last import Convolution
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
-from tvmopt.schedules.cpu.planes.plan import Convolution, Plan, best_plan
+from tvmopt.schedules.cpu.planes.plan import Plan, best_plan
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 

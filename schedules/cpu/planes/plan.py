@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tvmopt.scheduling.cost_model import product_worth_threads
+from tvmopt.schedules.cpu._channels_last import Convolution
 from tvmopt.scheduling.facts import divisors
 from tvmopt.targets import Machine
 
@@ -42,51 +42,6 @@ STRIPS = (1, 2, 3)
 """Rows of a strip."""
 FLAT = 1 << 17
 """Bytes of results that wait in L2 for their epilogue."""
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution of NCHW pictures.
-
-    Attributes:
-        n, channels, size: of the pictures. outputs: channels of the result. out: its rows and columns.
-        kernel, strides, dilation: rows and columns. before: rows above and columns left of the picture.
-    """
-
-    n: int
-    channels: int
-    size: tuple[int, int]
-    outputs: int
-    out: tuple[int, int]
-    groups: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilation: tuple[int, int]
-    before: tuple[int, int]
-
-    @property
-    def steps(self) -> int:
-        """Products of one output."""
-        return self.channels // self.groups * prod(self.kernel)
-
-    def used(self, machine: Machine) -> Machine:
-        """The machine with the cores that work on it: one, where it is too little for threads."""
-        flops = 2.0 * self.n * self.outputs * prod(self.out) * self.steps
-        return machine if product_worth_threads(flops, machine) else machine.with_cores(1)
-
-    def offset(self, axis: int, tap: int) -> int:
-        """How far before (negative) or behind the output's own place a tap lies, in the picture."""
-        return tap * self.dilation[axis] - self.before[axis]
-
-    def phases(self, axis: int) -> list[int]:
-        """The phases of rows or columns that taps read: one, or all."""
-        used = {self.offset(axis, tap) % self.strides[axis] for tap in range(self.kernel[axis])}
-        return sorted(used) if len(used) == 1 else list(range(self.strides[axis]))
-
-    def reach(self, axis: int) -> tuple[int, int]:
-        """The first and last place that taps read, in a plane of one phase, counted from the output's own."""
-        step = self.strides[axis]
-        return self.offset(axis, 0) // step, self.offset(axis, self.kernel[axis] - 1) // step
 
 
 @dataclass(frozen=True)
