@@ -16,6 +16,7 @@ from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
+from tvmopt.analysis.reading import Reading
 from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
 from tvmopt.importer.external import array_of
 
@@ -53,13 +54,16 @@ class Measured:
         self.frontier = {name: self._behind(name) for name in suspects}
         behind = {n for names in self.frontier.values() for n in names}
         alike = {form.removesuffix(PLAIN) for k in suspects.values() for form in k.alike}
-        products = {p for k in suspects.values() for p in k.products if p in self.order}
+        accused = [*suspects.values(), *(k for k in walk.kernels if k.tensor in walk.wrong)]
+        products = {p for k in accused for p in k.products if p in self.order}
         self.wanted = {*walk.wrong, *alike, *behind, *products}
         self.kinds: dict[str, Any] = {}
         self.found = {n: v.array for n, v in walk.taken.items()} | {n: walk.outputs[n] for n in walk.wrong}
         self.edges: dict[str, list[Any]] = {}
         self.exact = self._exact(walk.taken, keep=True)
         self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
+        self.reading = Reading(walk)
+        self._behind_read: dict[tuple[int, str], tuple[dict[str, Array], list[dict[str, Array]]] | None] = {}
         # runs that round read the integers of suspects as they ought to be: a step at an edge of theirs is no rounding
         # of what is behind, and quantised again and again it becomes any number of steps. What merely resembles such a
         # tensor was not written: a tie in it is one of the tensor that the kernel did write
@@ -185,6 +189,8 @@ class Measured:
             return self.compared(name)
         alone = one if one.ok else self._apart(name, name, self.found[name])
         alone = alone if alone.ok else self._from_inputs(name, name, self.found[name])
+        if not alone.ok and (writer := self._writer(name)) is not None:
+            alone = self._as_read(name, writer, self.found[name]) or alone
         if alone.ok or name not in self.behind_settled:
             return alone if alone.ok else one
         behind = self.walk.compared(name, self.behind_settled[name], self.found[name], self.kinds[name], naturals)
@@ -241,10 +247,7 @@ class Measured:
         if len(self.written_once) == len(self.walk.taken) or self.exact[name].dtype.kind != "f":
             return False
         exact, naturals = self.behind_written_once
-        with np.errstate(all="ignore"):
-            mean = np.mean(exact[name])
-        usual = WANDERING * _distance(exact[name], np.full_like(exact[name], mean))
-        return any(_distance(exact[name], n[name]) > usual for n in naturals if name in n)
+        return _wander(exact[name], [n[name] for n in naturals if name in n])
 
     @cached_property
     def alone(self) -> dict[str, Array]:
@@ -283,6 +286,42 @@ class Measured:
         arithmetic = Arithmetic(np.float32, limits=False)
         return self._through(roundings(self.model, arithmetic, self.edges, self._allowed), {})
 
+    def _as_read(
+        self, form: str, kernel: Kernel, found: Array, forms: Callable[[Array], Array] = lambda a: a
+    ) -> OutputComparison | None:
+        """What a kernel wrote, compared with the oracle from the very numbers that it read, and with runs that only
+        round from there; its direction is measured from there, too. None where it is not known what it read, or where
+        the results between that and what is known may hide any error."""
+        name = form.removesuffix(PLAIN)
+        if (key := (id(kernel), name)) not in self._behind_read:
+            self._behind_read[key] = self._from_read(name, kernel)
+        if (behind := self._behind_read[key]) is None:
+            return None
+        exact, naturals = behind
+        samples = [forms(n[name]) for n in naturals if name in n]
+        one = self.walk.compared(form, forms(exact[name]), found, self.kinds[name], samples)
+        return self._leaning(form, kernel, one, exact, naturals)
+
+    def _from_read(self, name: str, kernel: Kernel) -> tuple[dict[str, Array], list[dict[str, Array]]] | None:
+        """(A tensor in float64, runs that only round) from what a kernel read, or None."""
+        read = self.reading.of(kernel)
+        real = self.exact[name].dtype.kind == "f" and name not in self.walk.grids
+        if read is None or not (read.directly or real):
+            return None
+        exact, naturals = self._from(read.known, {name, *kernel.products})
+        lost = not read.directly and _wander(exact[name], [n[name] for n in naturals if name in n])
+        return None if lost else (exact, naturals)
+
+    def _writer(self, name: str) -> Kernel | None:
+        """The kernel that wrote an output's very numbers."""
+        output = self.walk.outputs[name]
+        for kernel in self.walk.kernels:
+            if kernel.tensor == name and kernel.seen.array.size == output.size:
+                found = output.astype(kernel.seen.array.dtype)
+                if np.array_equal(kernel.placed(found)[0], found, equal_nan=found.dtype.kind == "f"):
+                    return kernel
+        return None
+
     def written(self, form: str, kernel: Kernel) -> OutputComparison:
         """What a kernel wrote, if that is this form of a tensor."""
         name = form.removesuffix(PLAIN)
@@ -315,7 +354,8 @@ class Measured:
             return self._leaning(form, kernel, one, *self.behind_written_once)
         if (one := self._from_inputs(name, form, found, forms)).ok:
             return self._leaning(form, kernel, one, self.alone, self.registers)
-        return None
+        read = self._as_read(form, kernel, found, forms)
+        return read if read is not None and read.ok else None
 
     def _one(
         self, form: str, kernel: Kernel, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
@@ -434,6 +474,13 @@ def _mostly(exact: Array, found: Array) -> bool:
     a, b = exact.astype(np.float64), found.astype(np.float64)
     scale = float(np.sqrt(np.mean(np.square(a[np.isfinite(a)])))) if np.isfinite(a).any() else 0.0
     return bool(np.isclose(b, a, rtol=1e-4, atol=1e-6 * scale, equal_nan=True).mean() > MOSTLY)
+
+
+def _wander(exact: Array, naturals: Sequence[Array]) -> bool:
+    """Whether runs that only round change a tensor by more than a share of how far its numbers lie from their mean."""
+    with np.errstate(all="ignore"):
+        usual = WANDERING * _distance(exact, np.full_like(exact, np.mean(exact)))
+    return any(_distance(exact, natural) > usual for natural in naturals)
 
 
 def _distance(exact: Array, found: Array) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, largest
+from tvmopt.analysis.writers import Writers, changed, place_of, tensors_in, whole_writers
 from tvmopt.runtime.refused import refusals
 from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
@@ -26,12 +27,20 @@ digit of what tells elements apart, another order may fit a little better by cha
 
 @dataclass(frozen=True)
 class Seen:
-    """One call of a kernel: its symbol, the bindings it computes, the weights it read, what it wrote."""
+    """One call of a kernel: its symbol, the bindings it computes, the weights it read, what it wrote.
+
+    Attributes:
+        number: of the call in its run.
+        reads: numbers of the calls whose results it read, besides the model's inputs and weights; None where that is
+            not known.
+    """
 
     symbol: str
     nodes: tuple[str, ...]
     weights: tuple[int, ...]
     array: Any
+    number: int = -1
+    reads: tuple[int, ...] | None = None
 
 
 def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tuple[list[Array], list[Seen]]:
@@ -45,22 +54,33 @@ def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tupl
     seen: list[Seen] = []
     left = [room]
     arguments = model.arguments(feeds)
-    constants = arguments[len(arguments) - len(model.manifest.weights) :]
+    count = len(model.manifest.weights)
+    inputs, constants = arguments[: len(arguments) - count], arguments[len(arguments) - count :]
     weights = {int(w.data_ptr()): i for i, w in enumerate(constants)}
+    writers = writers_of(model.manifest, inputs, constants)
+    certain = whole_writers(model.manifest.report.get("flow", {}))
 
     def instrument(function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:
-        if before or symbol not in sites:
+        if before:
+            return 0
+        if symbol not in sites:
+            writers.forget(changed(symbol, values, result))
             return 0
         number = calls[symbol] = calls.get(symbol, 0) + 1
         nodes = sites[symbol][min(number, len(sites[symbol])) - 1] if sites[symbol] else ()
         tensors = [v for v in values if hasattr(v, "data_ptr")]
         read = tuple(weights[p] for p in (int(t.data_ptr()) for t in tensors[:-1]) if p in weights)
         array = written(tensors[-1]) if tensors else None
-        if array is None:
+        if array is None or left[0] < array.nbytes:
+            writers.forget(changed(symbol, values, result))
             return 0
-        if left[0] >= array.nbytes:
-            left[0] -= array.nbytes
-            seen.append(Seen(symbol, tuple(nodes), read, array))
+        left[0] -= array.nbytes
+        *places, end = map(place_of, tensors)
+        reads = writers.read_by(places) if symbol in certain else None
+        if symbol not in certain:
+            writers.forget(places)
+        writers.wrote(end, len(seen))
+        seen.append(Seen(symbol, tuple(nodes), read, array, len(seen), reads))
         return 0
 
     session = model.session()
@@ -72,6 +92,13 @@ def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tupl
     finally:
         session.set_instrument(None)
     return outputs, seen
+
+
+def writers_of(manifest: Any, inputs: Sequence[Any], weights: Sequence[Any]) -> Writers:
+    """What stands in memory when a run begins. Caches in place are inputs that the code writes."""
+    given = [place_of(tensor) for tensor in tensors_in(inputs)]
+    known = [place_of(tensor) for tensor in weights]
+    return Writers(known, given) if manifest.decoder.in_place else Writers([*known, *given])
 
 
 def written(tensor: Any) -> Array | None:

@@ -162,14 +162,22 @@ class Walk:
         one = self.compared(name, value.array, found, value.kind)
         if self._asks(name, one, value):
             one = self.compared(name, value.array, found, value.kind, [*self.local(name, self.taken)])
-        writers = [k for k in self.kernels if not k.tensor and name in k.names and k.seen.array.size == found.size]
-        for kernel in writers[-1:]:
+        for kernel in self._writers(name, found)[-1:]:
             kernel.tensor, kernel.comparison = name, one
         if not one.ok:
             self.wrong[name] = one
             return None
         self.agreed += 1
         return self._take(name, found, value)
+
+    def _writers(self, name: str, found: Array) -> list[Kernel]:
+        """Kernels one of which wrote this output, where none is known to have: not one that wrote another's numbers."""
+        if any(kernel.tensor == name for kernel in self.kernels):
+            return []
+        return [
+            k for k in self.kernels
+            if not k.tensor and k.output in ("", name) and name in k.names and k.seen.array.size == found.size
+        ]  # fmt: skip
 
     def _recognise(self, name: str, value: Value) -> None:
         """Kernels that wrote this output in another layout: they wrote no tensor before it."""
