@@ -16,8 +16,9 @@ def main() -> int:
     _open_streams()
     if sys.platform != "linux" and sys.argv[1:2] not in (["doctor"], ["--version"], ["--help"], ["-h"], []):
         return _refused()
-    from tvmopt.ending import handlers
+    from tvmopt.ending import handlers, left, watch
 
+    watch()
     ours = handlers()
     for number in ours:
         signal.signal(number, _leave)
@@ -25,7 +26,7 @@ def main() -> int:
 
     for number, handler in ours.items():
         signal.signal(number, handler)
-    code = command()
+    code = left(command())
     for number in ours:
         signal.signal(number, signal.SIG_IGN)  # all is done: Python only clears up
     return code

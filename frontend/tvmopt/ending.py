@@ -7,9 +7,13 @@ ends Python on the spot. What is ignored when the command starts stays ignored: 
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -18,6 +22,12 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 AGAIN = 1.0
 """Seconds in which the same end may arrive twice: `timeout` sends SIGTERM to the command and then to its group, and a
 terminal's SIGHUP comes from the shell and from the kernel. The second one must not end the clearing up."""
+
+_abandoned: list[bool] = []
+"""Not empty: a thread is at work in compiled code."""
+
+_codes: list[int] = []
+"""The exit code, once it is known."""
 
 _received: list[tuple[int, float]] = []
 """The signals that interrupted this process, each with the time at which it came."""
@@ -45,3 +55,33 @@ def interrupt(number: int, frame: Any) -> None:
 def received() -> signal.Signals | None:
     """The signal from outside that interrupted this process first; None where there was none, or Ctrl-C alone."""
     return signal.Signals(_received[0][0]) if _received else None
+
+
+def abandon() -> None:
+    """Note that a thread is at work in compiled code, and that nobody waits for it: see :func:`watch`."""
+    _abandoned.append(True)
+
+
+def left(code: int) -> int:
+    """The exit code of the command, with which it ends whatever happens."""
+    _codes.append(code)
+    return code
+
+
+def watch() -> None:
+    """End the process as the last thing that Python does on its own, where a thread was abandoned.
+
+    When such a thread comes back to Python while that clears up, Python ends it, and a thread that ends within a
+    function of C++ aborts the process (`Py_FinalizeEx` and `PyGILState_Ensure` in the documentation of Python's C API).
+
+    What is registered by `atexit` after this call is done before: temporary folders are removed.
+    """
+    atexit.register(_end)
+
+
+def _end() -> None:
+    if _abandoned:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a terminal that is gone
+                stream.flush()
+        os._exit(_codes[-1] if _codes else 1)

@@ -273,7 +273,7 @@ def test_a_server_gives_models_their_cores(file: Path, tmp_path: Path) -> None:
     repository = Repository([tmp_path], limits, observer, tell=lambda text: None)
     repository.refresh()
     places = {name: repository.find(name)[1].model.cores for name in ("one", "other")}
-    repository.close()
+    assert repository.close(60)
     assert str(places["one"]) == ONE and places["other"] is None
     assert Limits(cores=parse_cores(["0", "a=1"])).cores_of("b") == "0"
     for twice in (["a=0", "a=1"], ["0", "1"]):

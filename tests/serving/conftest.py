@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ru
         pytest.importorskip(name, reason=f"{name} is not installed: pip install 'tvmopt[serve]'")
     started: list[Running] = []
 
-    def start(*arguments: Any) -> Running:
+    def start(*arguments: Any, program: Sequence[object] = ("-m", "tvmopt")) -> Running:
         told = tmp_path_factory.mktemp("server") / "stderr"
-        command = [sys.executable, "-m", "tvmopt", "serve", *map(str, arguments), "--json"]
+        command = [sys.executable, *map(str, program), "serve", *map(str, arguments), "--json"]
         command += ["--port", "0", "--grpc-port", "0"]
         with told.open("w") as file:
             buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # as a user has it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -26,6 +27,8 @@ from tests.waiting import until
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.serving import server
 from tvmopt.serving.batcher import Limits
+from tvmopt.serving.metrics import Metrics
+from tvmopt.serving.repository import Repository
 from tvmopt.serving.server import Settings
 
 REQUEST = {"inputs": [tensor("x", X, "FP32")]}
@@ -135,6 +138,77 @@ def test_what_takes_longer_than_the_grace_is_refused(serve: Callable[..., Runnin
     assert found == [(503, {"error": "the server is ending."})]
     told = running.told.read_text()
     assert "Traceback" not in told and "1 requests were not answered within 0 s" in told
+
+
+SLOW = """
+import atexit, signal, sys, time
+import tvm_ffi
+from tvmopt.__main__ import main
+from tvmopt.runtime.model import Model
+
+seconds, path = float(sys.argv.pop(1)), sys.argv.pop(1)
+rest, run = tvm_ffi.convert(lambda: time.sleep(seconds)), Model.run
+
+def slow(self, feeds):
+    if any(array.any() for array in feeds.values()):  # zeros are the first call, before there are requests
+        atexit.register(print, "cleared up", file=sys.stderr)
+        open(path, "w").close()
+        rest()  # Python in C++ in Python: where a thread is that comes back from compiled code
+    return run(self, feeds)
+
+class Last:
+    def __del__(self, sleep=time.sleep, seconds=seconds):
+        sleep(seconds)  # Python clears up meanwhile
+
+Model.run = slow
+sys.last = Last()  # in the dictionary that is cleared last
+sys.exit(main())
+"""
+"""`tvmopt serve`, whose calls take so many seconds, and which then takes as long to end; before each call it makes a
+file."""
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(4, "ended in the middle of a call"), (0.3, "ended")])
+def test_a_call_that_is_at_work_when_python_ends(
+    serve: Callable[..., Running], artifacts: Path, tmp_path: Path, seconds: float, told: str
+) -> None:
+    """The process is not aborted when the call returns; what is printed and what is registered for the end is done."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    program = (tmp_path / "slow.py", seconds, tmp_path / "called")
+    running = serve(artifacts / "rows.tvmopt", "--grace", 0, program=program)
+    found: list[int] = []
+    client = threading.Thread(target=lambda: found.append(ask(running, REQUEST)[0]))
+    client.start()
+    until((tmp_path / "called").exists, "the call")
+    assert running.end() == 0, running.told.read_text()
+    client.join()
+    lines = running.told.read_text().splitlines()
+    assert lines[-2:] == [told, "cleared up"] and found in ([200], [503])
+
+
+def test_who_embeds_it_is_told_of_a_call_that_goes_on(artifacts: Path) -> None:
+    """Nobody but the command line ends the process."""
+    for name in server.PACKAGES:
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'tvmopt[serve]'")
+    repository = Repository([artifacts / "rows.tvmopt"], Limits(), Metrics().observer, lambda text: None)
+    repository.refresh()
+    _, batcher = repository.find("rows")
+    goes_on, called = threading.Event(), threading.Event()
+
+    def slow(feeds: Any) -> Any:
+        called.set()
+        goes_on.wait()
+        return {}
+
+    batcher.model.run = slow
+    loop = asyncio.new_event_loop()
+    asking = threading.Thread(target=lambda: loop.run_until_complete(batcher.run({"x": X})))
+    asking.start()
+    assert called.wait(60) and not repository.close(0.05)
+    goes_on.set()
+    asking.join()
+    loop.close()
+    assert repository.close(60)
 
 
 @pytest.mark.parametrize(

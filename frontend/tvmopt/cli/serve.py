@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tvmopt.cli.common import print_json
+from tvmopt.ending import abandon
 from tvmopt.errors import InputError
 from tvmopt.runtime.cores import parse
 
@@ -72,7 +73,8 @@ def command(
     settings = Settings(host, port, grpc_port if grpc else None, limits, int(max_body * 2**20), reload, grace)
     started = print_json if as_json else None
     if ray is None:
-        serve(paths, settings, started=started)
+        if not serve(paths, settings, started=started):
+            abandon()
         return
     from tvmopt.serving.ray import run
 

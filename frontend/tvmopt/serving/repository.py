@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Repository:
         self._served: dict[str, dict[str, Served]] = {}
         self._unloaded: set[str] = set()
         self._lock = threading.RLock()  # one change at a time; readers take what is there
+        self._ending: list[threading.Thread] = []  # each ends the threads of a model that is served no more
         names = [path.name.removesuffix(SUFFIX) for path in self._files]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -192,12 +194,17 @@ class Repository:
             for served in self._served[name].values():
                 self._close(served, "")
 
-    def close(self) -> None:
-        """Answer what waits, then end all threads."""
+    def close(self, seconds: float) -> bool:
+        """Answer what waits, then end all threads: whether all of them have ended within so many seconds. What runs
+        still is a call of a model, which nothing can interrupt."""
+        until = time.monotonic() + seconds
         with self._lock:
             for versions in self._served.values():
                 for served in versions.values():
                     self._close(served, "")
+            for thread in self._ending:
+                thread.join(max(0.0, until - time.monotonic()))
+            return not any(thread.is_alive() for thread in self._ending)
 
     def _found(self) -> dict[str, dict[str, File]]:
         found: dict[str, dict[str, File]] = {}
@@ -259,7 +266,9 @@ class Repository:
             self._tell(told)
         if served.batcher is not None:
             batcher, served.batcher = served.batcher, None
-            threading.Thread(target=_end, args=(batcher,), daemon=True).start()
+            thread = threading.Thread(target=_end, args=(batcher,), daemon=True)
+            thread.start()
+            self._ending = [one for one in self._ending if one.is_alive()] + [thread]
 
 
 def artifacts(paths: Iterable[Path]) -> list[Path]:

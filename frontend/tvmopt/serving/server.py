@@ -71,8 +71,12 @@ def serve(
     *,
     tell: Callable[[str], None] | None = None,
     started: Callable[[dict[str, str]], None] | None = None,
-) -> None:
+) -> bool:
     """Serve artifacts until SIGTERM, SIGINT or SIGHUP; then answer what was taken, and return.
+
+    Returns:
+        Whether all calls of models have ended. One that takes longer than the grace goes on in a thread, and when it
+        returns while Python shuts down, the process aborts: end it by :func:`os._exit`.
 
     Args:
         paths: artifacts, and folders of them (`tvmopt.serving.repository`).
@@ -100,7 +104,7 @@ def serve(
         say(f"no model yet: files that `tvmopt compile` writes are served as soon as they are in {paths[0]}")
     service = Service(repository, metrics, known.max_body)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Polling(service.alone))) as runner:
-        runner.run(_Server(known, service, say, started).run())
+        return runner.run(_Server(known, service, say, started).run())
 
 
 def check_settings(settings: Settings, say: Callable[[str], None]) -> None:
@@ -172,7 +176,8 @@ class _Server:
         self.settings, self.service, self.say, self.started = settings, service, say, started
         self._ends = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
+        """Whether all calls have ended."""
         import uvicorn
 
         from tvmopt.serving import receiving, rest, rpc
@@ -220,8 +225,9 @@ class _Server:
         if calls is not None:
             await calls.stop(left)
         await serving
-        await asyncio.to_thread(service.repository.close)
-        self.say("ended")
+        ended = await asyncio.to_thread(service.repository.close, max(1.0, end - loop.time()))
+        self.say("ended" if ended else "ended in the middle of a call")
+        return ended
 
     async def _watch(self) -> None:
         while self.settings.reload:
