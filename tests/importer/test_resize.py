@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import tvmopt
@@ -45,6 +45,84 @@ def test_a_cubic_resize_of_integers_rounds_and_saturates(dtype: str) -> None:
     found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"]
     apart = np.abs(found.astype(np.float64) - exact.astype(np.float64))
     assert apart.max() <= 1 and (apart > 0).mean() < 0.02  # float32 rounds at an edge
+
+
+OF_CUBIC = [
+    {"mode": "cubic", **more} for more in ({}, {"antialias": 1}, {"exclude_outside": 1}, {"cubic_coeff_a": -0.5})
+]
+
+
+@pytest.mark.parametrize("options", [{"mode": "linear"}, {"mode": "linear", "antialias": 1}, *OF_CUBIC])
+@pytest.mark.parametrize(
+    "transform", ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
+)
+@pytest.mark.parametrize("scales", [(2, 2), (1.5, 0.7), (0.5, 0.5), (1, 3), (3, 1)])
+def test_every_option_of_interpolation(options: dict[str, Any], transform: str, scales: tuple[float, float]) -> None:
+    words = {"coordinate_transformation_mode": transform, **options}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **words)
+    given = {"scales": np.array([1, 1, *scales], "f")}
+    proto = model([node], [value("x", (1, 3, 9, 17))], [value("y", None)], given, opset=19)
+    x = np.random.default_rng(0).standard_normal((1, 3, 9, 17)).astype("f")
+    exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+    found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 9), (9, 17), (2, 3, 5, 6, 7)])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_other_ranks(mode: str, shape: tuple[int, ...]) -> None:
+    scales = np.array([1.0, 1.0, 2.0, 1.5, 0.5][: len(shape)], "f")
+    scales[-1] = 1.7
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode)
+    proto = model([node], [value("x", shape)], [value("y", None)], {"scales": scales})
+    x = np.random.default_rng(0).standard_normal(shape).astype("f")
+    exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+    found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_types(dtype: str) -> None:
+    """Halves are computed in float32 and rounded once, doubles as such."""
+    kind = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float64": TensorProto.DOUBLE}[dtype]
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic")
+    given = {"scales": np.float32([1, 1, 2, 1.5])}
+    proto = model([node], [value("x", (2, 3, 9, 17), kind)], [value("y", None, kind)], given)
+    x = np.random.default_rng(0).standard_normal((2, 3, 9, 17)).astype(helper.tensor_dtype_to_np_dtype(kind))
+    exact = Oracle(proto).run({"x": x}, ["y"])["y"].astype("f8")
+    found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"].astype("f8")
+    step = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 1e-14}[dtype]
+    assert np.abs(found - exact).max() <= 1.01 * step * np.abs(exact).max()
+
+
+def test_an_open_number_of_pictures() -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic")
+    given = {"scales": np.float32([1, 1, 2, 1.5])}
+    proto = model([node], [value("x", ("n", 3, 9, 17))], [value("y", ("n", 3, 18, 25))], given)
+    compiled = tvmopt.compile(proto, verify=False).model
+    for count in (1, 2, 5):
+        x = np.random.default_rng(count).standard_normal((count, 3, 9, 17)).astype("f")
+        exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+        np.testing.assert_allclose(compiled.run({"x": x})["y"], exact, rtol=1e-5, atol=4e-6)
+
+
+def test_a_cubic_resize_between_convolutions() -> None:
+    """These are channels last, and the planes between them are not."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Resize", ["b", "", "scales"], ["c"], mode="cubic"),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "v"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    given = {name: rng.standard_normal((16, 16, 3, 3)).astype("f") / 12 for name in ("w", "v")}
+    given["scales"] = np.float32([1, 1, 2, 2])
+    proto = model(nodes, [value("x", (1, 16, 9, 17))], [value("y", None)], given)
+    x = rng.standard_normal((1, 16, 9, 17)).astype("f")
+    exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+    found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=2e-5)
 
 
 def of_a_region(mode: str, roi: list[float], **given: Any) -> Any:

@@ -113,11 +113,16 @@ def vector(start: Index, lanes: int) -> Expr:
 
 def in_vectors(length: int, lanes: int, body: Callable[[Index], Any]) -> Any:
     """`body(start)` for each vector of a row of `length` numbers; the last one may overlap the one before."""
+    return each_vector(length, lanes, lambda v, start: body(start))
+
+
+def each_vector(length: int, lanes: int, body: Callable[[Index, Index], Any]) -> Any:
+    """`body(v, start)` for each vector v of a row, as :func:`in_vectors`."""
     count, last = -(-length // lanes), length - lanes
     if count <= UNROLLED:
-        return seq([body(min(v * lanes, last)) for v in range(count)])
+        return seq([body(v, min(v * lanes, last)) for v in range(count)])
     even = length % lanes == 0
-    return loop(count, lambda v: body(v * lanes if even else tirx.min(v * lanes, const_index(last))), "v")
+    return loop(count, lambda v: body(v, v * lanes if even else tirx.min(v * lanes, const_index(last))), "v")
 
 
 def vector_type(dtype: str, lanes: int) -> str:

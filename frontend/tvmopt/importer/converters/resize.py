@@ -24,7 +24,8 @@ from tvmopt.importer.converters.indices import at_least
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.open_shapes.spatial import scaled
 from tvmopt.importer.opset import nearest_before
-from tvmopt.importer.sizes import shape_to_tvm, to_tvm
+from tvmopt.importer.sizes import to_tvm
+from tvmopt.operators.interpolate import Taps, interpolate, weighted_sum
 
 Array = npt.NDArray[Any]
 
@@ -90,8 +91,8 @@ def _kernel(mode: str, a: float, distance: Array) -> Array:
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
 
 
-def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> tuple[Array, Array]:
-    """Indices [out, taps] and weights [out, taps]; elements past the edge are the edge's, or left out."""
+def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> Taps:
+    """What each element reads; elements past the edge are the edge's, or left out, and no tap is 0 everywhere."""
     shrink = min(axis.scale or 1.0, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
     first = math.floor(-reach) + 1
@@ -103,33 +104,19 @@ def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, excl
         weights = np.where((index < 0) | (index >= axis.size), 0.0, weights)
     if exclude or antialias:
         weights = weights / weights.sum(1, keepdims=True)
-    return np.clip(index, 0, axis.size - 1).astype(np.int64), weights
-
-
-def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> Any:
-    """The weighted sum along one axis, as one kernel."""
     used = (weights != 0).any(0)
-    index, weights = index[:, used], weights[:, used]
-    return weighted_sum(b, x, axis, const(index, "int32"), const(weights, dtype_of(x)), index.shape[1])
+    return Taps(np.clip(index, 0, axis.size - 1).astype(np.int64)[:, used], weights[:, used])
 
 
-def weighted_sum(b: Build, x: Any, axis: Axis, index: Any, weights: Any, count: int) -> Any:
-    """Along one axis the sum of `count` elements at `index` [out, count], times `weights` [out, count]."""
-    shape = shape_to_tvm(axis.out if i == axis.axis else size for i, size in enumerate(shape_of(x)))
-
-    def resize_axis(data: Any, where: Any, weight: Any) -> Any:
-        def one(*i: Any) -> Any:
-            k, place = i[axis.axis], list(i)
-            total = None
-            for t in range(count):
-                place[axis.axis] = where(k, t)
-                term = data(*place) * weight(k, t)
-                total = term if total is None else total + term
-            return total
-
-        return te.compute(shape, one, name="resize")
-
-    return b.te(resize_axis, x, index, weights)
+def _interpolate(b: Build, x: Any, along: dict[int, Taps]) -> Any:
+    """The weighted sums along axes that are known: of planes in one kernel, else one behind the other."""
+    shape = shape_of(x)
+    if len(shape) == 4 and 3 in along and along.keys() <= {2, 3} and not is_open(shape[2:]):
+        rows = along.get(2) or Taps(np.arange(shape[2])[:, None], np.ones((shape[2], 1)))
+        return b.emit(interpolate(x, rows, along[3]))
+    for axis, found in along.items():
+        x = b.te(weighted_sum, x, const(found.places, "int32"), const(found.weights, dtype_of(x)), axis)
+    return x
 
 
 def _resize_open(
@@ -172,7 +159,7 @@ def _resize_open(
     dtype = dtype_of(x)
     if mode == "nearest":
         return b.take(x, guard(b.te(resize_places, sizes)), axis.axis)
-    return weighted_sum(b, x, axis, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), 2)
+    return b.te(weighted_sum, x, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), axis.axis)
 
 
 def open_position(i: Any, size: Any, scale: Any, mode: str) -> Any:
@@ -324,8 +311,8 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     if stock is not None and is_float(dtype_of(x)) and dtype_of(x) != "float64" and not is_open(shape):
         sizes = {2: shape[2], 3: shape[3], **{a.axis: a.out for a in work}}
         return relax.op.image.resize2d(x, relax.ShapeExpr([sizes[2], sizes[3]]), layout="NCHW", **stock)
-    dtype = dtype_of(x)
-    outside = None
+    dtype, outside = dtype_of(x), None
+    along: dict[int, Taps] = {}
     if mode != "nearest":
         x = b.cast(x, "float64" if dtype == "float64" else "float32")
     if mode == "nearest" and all(not is_open((a.size, a.out)) and a.out >= a.size for a in work):
@@ -346,7 +333,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
             index = np.clip(nearest_index(position, nearest), 0, axis.size - 1)
             x = b.take(x, const(index, "int64"), axis.axis)
         else:
-            index, weights = taps(
+            along[axis.axis] = taps(
                 axis,
                 mode,
                 position,
@@ -354,7 +341,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
                 bool(attrs.get("antialias", 0)),
                 bool(attrs.get("exclude_outside", 0)),
             )
-            x = _interpolate(b, x, axis, index, weights)
+    x = _interpolate(b, x, along)
     x = _whole(b, x, dtype) if mode == "cubic" and np.dtype(dtype).kind in "iu" else b.cast(x, dtype)
     if outside is not None and outside.any():
         x = b.where(const(outside, "bool"), float(attrs.get("extrapolation_value", 0.0)), x)
