@@ -168,14 +168,14 @@ sys.exit(main())
 file."""
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(4, "ended in the middle of a call"), (0.3, "ended")])
+@pytest.mark.parametrize(("seconds", "grace", "told"), [(20, 0, "ended in the middle of a call"), (0.3, 60, "ended")])
 def test_a_call_that_is_at_work_when_python_ends(
-    serve: Callable[..., Running], artifacts: Path, tmp_path: Path, seconds: float, told: str
+    serve: Callable[..., Running], artifacts: Path, tmp_path: Path, seconds: float, grace: int, told: str
 ) -> None:
     """The process is not aborted when the call returns; what is printed and what is registered for the end is done."""
     (tmp_path / "slow.py").write_text(SLOW)
     program = (tmp_path / "slow.py", seconds, tmp_path / "called")
-    running = serve(artifacts / "rows.tvmopt", "--grace", 0, program=program)
+    running = serve(artifacts / "rows.tvmopt", "--grace", grace, program=program)
     found: list[int] = []
     client = threading.Thread(target=lambda: found.append(ask(running, REQUEST)[0]))
     client.start()

@@ -394,8 +394,9 @@ def _source(bb: relax.BlockBuilder, x: Any) -> tuple[Any, Term]:
     """What a reduction of `x` reads, and the term that it makes of each number: a norm's magnitudes and squares are
     not stored."""
     made = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
-    term = TERM_OF.get(getattr(made.op, "name", "")) if isinstance(made, relax.Call) else None
-    return (made.args[0], term) if term is not None and kept_term(made) else (x, _itself)
+    if isinstance(made, relax.Call) and getattr(made.op, "name", "") in TERM_OF and kept_term(made):
+        return made.args[0], TERM_OF[made.op.name]
+    return x, _itself
 
 
 def _of_everything(
