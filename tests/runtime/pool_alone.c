@@ -60,4 +60,16 @@ static int many(int launches) {
   return 0;
 }
 
-int main(int count, char **words) { return without_workers() || many(count > 1 ? atoi(words[1]) : 3000); }
+/* Callers that met a short time ago share the threads still; after that, one that is alone has them all. */
+static int sharing(void) {
+  CHECK(sharers(0) == 1 && sharers(3) == 4);
+  here->met = now_us() + 1000000000; /* so that it stays a short time ago while this test waits for a core */
+  CHECK(sharers(0) == 4 && sharers(2) == 4 && sharers(5) == 6);
+  here->met = 0;
+  CHECK(sharers(1) == 2);
+  here->met = 0;
+  CHECK(sharers(0) == 1 && sharers(0) == 1);
+  return 0;
+}
+
+int main(int count, char **words) { return sharing() || without_workers() || many(count > 1 ? atoi(words[1]) : 3000); }

@@ -7,7 +7,8 @@
  *
  * A team is some workers that one caller has at a time. The first caller gets team 0 whole; of n callers at once each
  * gets a team of 1/n of the threads it asks for, so that two callers on two cores run on one core each, without waiting
- * for each other. Teams and workers are made when they are first needed and are kept.
+ * for each other; for 0.2 ms more they share the same way, so that a call takes as long as the one before it,
+ * whether or not the others compute at this moment. Teams and workers are made when they are first needed and are kept.
  *
  * A place has teams of its own, whose workers run on its processors: models that are given different processors do not
  * share threads, models that are given the same ones do. Place 0 is everybody's, on whatever the process may use.
@@ -47,6 +48,7 @@ enum {
   PLACES = 64,    /* sets of processors; pool.py refuses more */
   POLLS = 256,    /* before each further one offers the core to other threads: some 10 us */
   AWAKE = 20,     /* ms that a worker polls for its next job before it sleeps */
+  RECENT = 200,   /* us for which callers that met share the threads, though one may be alone at the moment */
 };
 
 /* TVM's TVMParallelGroupEnv, FTVMParallelLambda, and the three functions of tvm_ffi that hand an error on. */
@@ -89,6 +91,8 @@ struct Team {
 
 struct Place {
   _Alignas(128) atomic_int callers;
+  atomic_int crowd;                     /* the most callers at once of late */
+  _Atomic int64_t met;                  /* when they were, in us */
   cpu_set_t *processors;                /* of its workers; none: those that its callers have */
   size_t bytes;
   Team teams[TEAMS];
@@ -106,10 +110,10 @@ static void *room(size_t bytes) {
   return found == MAP_FAILED ? NULL : found;
 }
 
-static int64_t now_ms(void) {
+static int64_t now_us(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+  return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value) {
@@ -127,9 +131,9 @@ static uint32_t next_job(Slot *slot, uint32_t seen) {
     PAUSE();
     if (polls < POLLS) continue;
     sched_yield();
-    int64_t now = now_ms();
+    int64_t now = now_us();
     if (!start) start = now;
-    if (now - start < AWAKE) continue;
+    if (now - start < AWAKE * 1000) continue;
     atomic_store(&slot->asleep, 1); /* and then looks at the job; the caller writes the job, and then looks here */
     while (atomic_load(&slot->job) == seen) futex(&slot->job, FUTEX_WAIT_PRIVATE, seen);
     atomic_store(&slot->asleep, 0);
@@ -256,11 +260,22 @@ static void forked(void) {
 
 static void start(void) { pthread_atfork(NULL, NULL, forked); }
 
+/* Among how many callers the threads are shared: those at work, or the more that were a short time ago. */
+static int sharers(int others) {
+  int callers = others + 1, crowd = atomic_load_explicit(&here->crowd, memory_order_relaxed);
+  if (callers == 1 && crowd <= 1) return 1;
+  int64_t now = now_us();
+  if (callers < crowd && now - atomic_load_explicit(&here->met, memory_order_relaxed) < RECENT) return crowd;
+  atomic_store_explicit(&here->crowd, callers, memory_order_relaxed);
+  atomic_store_explicit(&here->met, now, memory_order_relaxed);
+  return callers;
+}
+
 /* What __TVMBackendParallelLaunch points to. TVM's generated code takes its share by `group->tasks`, whatever it is. */
 int tvmopt_pool_launch(Task task, void *data, int most) {
   int tasks = most > 0 && most < threads ? most : threads;
   if (tasks <= 1) return alone(task, data);
-  tasks /= 1 + atomic_fetch_add_explicit(&here->callers, 1, memory_order_relaxed);
+  tasks /= sharers(atomic_fetch_add_explicit(&here->callers, 1, memory_order_relaxed));
   Team *team = tasks > 1 ? lease() : NULL;
   int failed = team ? together(team, task, data, tasks) : alone(task, data);
   if (team) atomic_store_explicit(&team->leased, 0, memory_order_release);
