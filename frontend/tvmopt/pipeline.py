@@ -57,6 +57,7 @@ from tvmopt.lowering.quads import lower_quads
 from tvmopt.lowering.round_products import RoundProducts
 from tvmopt.lowering.split_wraps import SplitWraps, wraps
 from tvmopt.lowering.stack_buffers import StackBuffers
+from tvmopt.lowering.stream_stores import name_streams
 from tvmopt.lowering.unroll_truths import UnrollTruths
 from tvmopt.lowering.widen_intrinsics import WidenIntrinsics
 from tvmopt.operators.stored import CHOICES, FLOAT
@@ -243,6 +244,7 @@ def kernel_stages() -> list[Stage]:
         each_kernel("tvmopt.LowerPrefetch", lower_prefetch),  # the next panel of weights
         # what families rewrite behind their schedules: AMX; before LowerPairs, which takes the products that are left
         each_kernel("tvmopt.FinishKernels", finish),
+        each_kernel("tvmopt.NameStreams", name_streams),  # results that are written past the caches
         each_kernel("tvmopt.LowerPairs", lower_pairs),  # products of bfloat16
         each_kernel("tvmopt.LowerQuads", lower_quads),  # products of bytes
         each_kernel("tvmopt.BoundPartitions", bound_partitions),  # last: it looks at the loops as TVM will cut them

@@ -16,6 +16,7 @@ from tvmopt.lowering.choose_arms import ChooseArms
 from tvmopt.lowering.hoist_borders import HoistBorders
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
 from tvmopt.lowering.spread_bits import SpreadBits
+from tvmopt.lowering.stream_stores import StreamStores
 from tvmopt.lowering.strided_loads import StridedLoads
 from tvmopt.lowering.widen_zeros import WidenZeros
 
@@ -29,7 +30,7 @@ ON_GPUS = frozenset({
 """Passes of threads, of memory that these share, and of what only schedules for GPUs ask for: they walk through a
 kernel for a CPU and change nothing, which took a twentieth of the time of all (ResNet-50, PP-OCRv4's detector)."""
 
-ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders"})
+ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders", "tvmopt.StreamStores"})
 """Passes of ours that are for CPUs alone."""
 
 
@@ -46,7 +47,7 @@ def loop_passes() -> list[Any]:
         t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, AlignStores, t.VectorizeLoop(),
         s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), ChooseArms,
         HoistBorders, t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(),
-        s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
+        s.RewriteUnsafeSelect(), StreamStores, t.CommonSubexprElim(),
         t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
         s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
         s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, StridedLoads, t.SplitHostDevice(),

@@ -100,13 +100,11 @@ def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def with_prefetch(func: tirx.PrimFunc, body: Any = None) -> tirx.PrimFunc:
     """The function, with another body if one is given, and with what :func:`prefetch` calls."""
     body = func.body if body is None else body
-    text = [
-        LLVM.replace("INSTRUCTION", one).replace("LEVEL", f"l{n}") for n, one in enumerate(INSTRUCTIONS[_arch()], 1)
-    ]
+    text = [LLVM.replace("INSTRUCTION", one).replace("LEVEL", f"l{n}") for n, one in enumerate(INSTRUCTIONS[arch()], 1)]
     return with_llvm(func, body, "".join(text))
 
 
-def _arch() -> str:
+def arch() -> str:
     """The instruction set that code is made for: the current target's, else this machine's."""
     target = Target.current(allow_none=True)
     triple = str(target.attrs.get("mtriple", "")) if target is not None else ""

@@ -21,6 +21,7 @@ import tvm
 from tvm import tirx
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
+from tvmopt.lowering.stream_stores import STREAM, streamed
 from tvmopt.schedules.cpu.conv_transpose.plan import panels_of_task
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost import kernel_cost
@@ -35,7 +36,7 @@ KERNEL = "conv_transpose"
 @dataclass(frozen=True)
 class TransposeProblem:
     """The result's shape; `rows` of it a task, `chunks` pieces of a picture; panels of `mr` channels in each of the
-    groups; threads: whether the work pays for them."""
+    groups; threads: whether the work pays for them; streamed: whether the result goes past the caches."""
 
     shape: tuple[int, int, int, int]
     rows: int
@@ -46,6 +47,7 @@ class TransposeProblem:
     lanes: int
     cores: int
     threads: bool
+    streamed: bool = False
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> TransposeProblem | None:
@@ -58,8 +60,9 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> TransposeProblem | None:
     rows, mine, mr = (int(block.annotations[f"tvmopt.{name}"]) for name in ("rows", "panels", "mr"))
     threads = product_worth_threads(kernel_cost(func).flops, machine)
     return TransposeProblem(
-        (n, o, height, width), rows, chunks, panels // mine, mine, mr, machine.lanes(), machine.cores, threads
-    )
+        (n, o, height, width), rows, chunks, panels // mine, mine, mr, machine.lanes(), machine.cores, threads,
+        streamed(n * o * height * width, width, machine),
+    )  # fmt: skip
 
 
 def knobs(problem: TransposeProblem, machine: Machine) -> Space:
@@ -85,3 +88,5 @@ def apply(sch: tvm.s_tir.Schedule, problem: TransposeProblem, knobs: Knobs) -> N
         sch.parallel(task)
     if problem.shape[3] >= 4:
         sch.annotate(x, OVERLAP, vector_for(problem.shape[3], problem.lanes))
+    if problem.streamed:
+        sch.annotate(out, STREAM, problem.lanes)

@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
+from tvmopt.lowering.stream_stores import STREAM, streamed
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
 from tvmopt.schedules.cpu.planes.plan import panels_of_task
@@ -32,7 +33,7 @@ UNROLLED = 320
 class PlanesProblem:
     """n pictures of `o` channels of oh x ow; tasks of rows x columns; panels of `mr` channels in each of the groups;
     `tile` pixels in registers, of `high` strips; pitch: from row to row of a task's pixels; k: channels and taps of a
-    sum."""
+    sum; streamed: whether the result goes past the caches."""
 
     n: int
     o: int
@@ -50,6 +51,7 @@ class PlanesProblem:
     lanes: int
     cores: int
     threads: bool
+    streamed: bool = False
 
     @property
     def tasks(self) -> int:
@@ -70,7 +72,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> PlanesProblem | None:
     threads = product_worth_threads(2.0 * n * o * oh * ow * c * ky * kx, machine)
     return PlanesProblem(
         n, o, oh, ow, rows, columns, groups, panels // groups, mr, tile, high, pitch, (c, ky, kx), machine.lanes(),
-        machine.cores, threads,
+        machine.cores, threads, columns % machine.lanes() == 0 and streamed(n * o * oh * ow, ow, machine),
     )  # fmt: skip
 
 
@@ -119,10 +121,12 @@ def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None
         sch.parallel(task)
     sch.decompose_reduction(main, c)
     row, length = x_in, problem.columns
-    if problem.pitch == problem.columns == problem.ow:
+    if problem.pitch == problem.columns == problem.ow and not problem.streamed:
         row, length = sch.fuse(y_in, x_in), problem.rows * problem.columns
     if length >= 4:
         sch.annotate(row, OVERLAP, vector_for(length, problem.lanes))
+    if problem.streamed:
+        sch.annotate(out, STREAM, problem.lanes)
 
 
 def _copy(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV) -> None:
