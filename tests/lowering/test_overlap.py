@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.special
+import tvm_ffi
 from tvm import relax
+from tvm.script import tirx as T
 
 from tests.schedules.harness import machines, run
-from tvmopt.lowering.overlap import OVERLAP, overlap_vectors, vector_for
+from tvmopt.lowering.overlap import LAST, OVERLAP, overlap_vectors, vector_for
 
 op = relax.op
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 49, 63, 65, 255, 257]
@@ -53,9 +55,6 @@ def test_other_types(kind):
 
 
 def test_the_vectors():
-    import tvm_ffi
-    from tvm.script import tirx as T
-
     @T.prim_func(s_tir=True, private=True)
     def scale(x: T.Buffer((70, 49), "float32"), y: T.Buffer((70, 49), "float32")):
         for r in range(70):
@@ -68,3 +67,24 @@ def test_the_vectors():
     assert "T.unroll(4)" in text and "T.vectorized(16)" in text and "T.min" in text and OVERLAP not in text
     assert tvm_ffi.structural_equal(overlap_vectors(overlap_vectors(scale)), overlap_vectors(scale))
     assert vector_for(49, 8) == 8
+
+
+def test_several_loops_over_a_vector():
+    """The last vector ends with the row, also of what is computed in a buffer of one vector on the way."""
+
+    @T.prim_func(s_tir=True, private=True)
+    def squares(x: T.Buffer((70, 20), "float32"), y: T.Buffer((70, 20), "float32")):
+        half = T.sblock_alloc_buffer((20,))
+        for r in range(70):
+            for v in T.serial(2, annotations={LAST: 20}):
+                for i in range(16):
+                    with T.sblock("half"):
+                        m, n = T.axis.spatial(70, r), T.axis.spatial(20, v * 16 + i)
+                        half[n] = x[m, n] + T.float32(1)
+                for j in range(16):
+                    with T.sblock("y"):
+                        m, n = T.axis.spatial(70, r), T.axis.spatial(20, v * 16 + j)
+                        y[m, n] = half[n] * half[n]
+
+    text = overlap_vectors(squares).script()
+    assert text.count("T.min(v * 16, 4) + i") == 1 and text.count("T.min(v * 16, 4) + j") == 1 and LAST not in text

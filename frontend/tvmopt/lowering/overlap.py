@@ -27,6 +27,9 @@ OVERLAP = "tvmopt.overlap"
 """The annotation of a loop."""
 ROW = "tvmopt.overlap_row"
 """Beside it: the numbers of the row where the loop, under a condition, has more."""
+LAST = "tvmopt.overlap_last"
+"""The annotation of a loop over the vectors of a row, `x[v * 16 + l]`, around several loops over their numbers: how
+many numbers the row has. The last vector then ends with the row, `x[min(16 * v, 4) + l]` of 20 numbers."""
 UNROLLED = 16
 """Vectors of a row up to which its loop is written out."""
 
@@ -48,11 +51,14 @@ def loop_of(var: tirx.Var, count: int, kind: Any, body: Any, notes: Any = None) 
 
 def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the vectors that its loops' annotations ask for."""
-    if not asks(func, OVERLAP):
+    if not asks(func, OVERLAP) and not asks(func, LAST):
         return func
 
     def loop(node: Any, mutator: Any) -> Any:
         notes = dict(node.annotations)
+        if LAST in notes:
+            body = _ending_with(mutator.default_mutate(node), int(notes.pop(LAST)))
+            return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, notes)
         if OVERLAP not in notes:
             return mutator.default_mutate(node)
         width, extent = int(notes.pop(OVERLAP)), int(notes.pop(ROW, node.extent))
@@ -64,3 +70,13 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return loop_of(vector, count, kind, inner, notes)
 
     return func.with_body(structural_mutate(func.body, ((tirx.For, loop),)))
+
+
+def _ending_with(loop: Any, row: int) -> Any:
+    """The body of a loop over vectors whose last one ends with the row."""
+
+    def place(node: Any) -> Any:
+        mine = node.a.same_as(loop.loop_var) and isinstance(node.b, tirx.IntImm)
+        return tirx.min(node, row - int(node.b)) if mine else node
+
+    return structural_map(loop.body, (tirx.Mul, place))

@@ -276,6 +276,19 @@ def common_vector(n: int, lanes: int) -> int:
     return gcd(n, lanes)
 
 
+def row_vector(n: int, machine: Machine) -> int:
+    """The numbers of a vector in which a row of `n` takes the fewest cycles where the last vector may overlap the one
+    before; the widest of several. A machine with one port for whole registers does two halves in the same time.
+
+    >>> zen4, zen5 = Machine.load("znver4"), Machine.load("znver5")
+    >>> [(row_vector(n, zen4), row_vector(n, zen5)) for n in (1, 9, 15, 16, 17, 20, 24, 32, 40, 72)]
+    [(1, 1), (8, 8), (8, 8), (16, 16), (8, 16), (8, 16), (8, 16), (16, 16), (8, 16), (8, 16)]
+    """
+    lanes, half = machine.lanes(), 0.5 if machine.fma_ports == 1 else 1.0
+    widths = [w for w in (lanes >> shift for shift in range(lanes.bit_length())) if w <= n]
+    return min(widths, key=lambda w: (-(-n // w) * (1.0 if w == lanes else half), -w))
+
+
 def stream_cycles(weights: int, machine: Machine) -> float:
     """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
     layers drive them out of L3 between two calls; what fits half of L2 is free."""

@@ -2,8 +2,8 @@
 transforms that stay in L2. Which of both is read off the block.
 
 task       `tile_rows` rows of output tiles (all columns, all channels), or a chunk of the panels of those
-transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in L2; 16 channels a vector, the TxT tile
-           unrolled
+transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in L2; 16 or 8 channels a vector, of which
+           the last may overlap the one before (lowering/overlap.py), the TxT tile unrolled
 gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, T, T, C, nr], comes
            from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
            1.05 times as long)
@@ -22,9 +22,10 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvmopt.lowering.overlap import LAST, OVERLAP
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits
+from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, row_vector
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
@@ -50,6 +51,7 @@ class WinogradProblem:
     padded: bool  # whether the border is made here
     u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
     l3_rate: float  # likewise, of what a task makes and L2 does not hold
+    vector: int  # channels of a pixel that are transformed at once
 
     @property
     def places(self) -> int:
@@ -72,6 +74,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
     return WinogradProblem(
         n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2,
         annotated(func, "pad") is not None, rate, float(machine.l3_rate),
+        row_vector(c, machine),
     )  # fmt: skip
 
 
@@ -156,11 +159,14 @@ def apply(sch: tvm.s_tir.Schedule, problem: WinogradProblem, knobs: Knobs) -> No
     sch.compute_at(gemm, panel, preserve_unit_loops=True)
     sch.compute_at(v, task, preserve_unit_loops=True)
     _tile_gemm(sch, gemm, problem, knobs["mr"], knobs["rr"])
-    _transform_in(sch, v, half_in, problem.lanes)
+    _transform_in(sch, v, half_in, problem)
     if problem.padded:
         sch.compute_at(get("pad"), task, preserve_unit_loops=True)
         channels = sch.get_loops(get("pad"))[-1]
-        sch.vectorize(sch.split(channels, [None, common_vector(problem.c, problem.lanes)])[1])
+        if problem.c % problem.vector:
+            sch.annotate(channels, OVERLAP, problem.vector)
+        else:
+            sch.vectorize(sch.split(channels, [None, problem.vector])[1])
     sch.parallel(task)
     for block in (whole, half_out):
         loops = sch.get_loops(block)[5:]
@@ -196,9 +202,9 @@ def _reduction_loop(sch: tvm.s_tir.Schedule, gemm: Any) -> Any:
     return sch.get_loops(gemm)[2 + 5]
 
 
-def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, lanes: int) -> None:
+def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, problem: WinogradProblem) -> None:
     i, j, one_n, rows, cols, c = sch.get_loops(v)[1:]
-    c_out, c_in = sch.split(c, [None, common_vector(int(sch.get(c).extent), lanes)])
+    c_out, c_in = sch.split(c, [None, problem.vector], disable_predication=True)
     sch.reorder(one_n, rows, cols, c_out, i, j, c_in)
     sch.compute_at(half, c_out, preserve_unit_loops=True)
     loops = sch.get_loops(half)[5:]
@@ -206,3 +212,5 @@ def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, lanes: int) -> Non
         sch.unroll(loop)
     sch.vectorize(c_in)
     sch.vectorize(loops[-1])
+    if problem.c % problem.vector:
+        sch.annotate(c_out, LAST, problem.c)

@@ -78,6 +78,19 @@ def test_equals_the_definition_at_square_edges_with_a_residual(tile, size, c, o,
     assert worst < ERRORS[tile][0] and rms < ERRORS[tile][1]
 
 
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("channels", [1, 7, 9, 15, 17, 20, 31, 33, 40])
+def test_channels_that_fill_no_vectors(machine, channels, monkeypatch):
+    """The last vector of a pixel's channels overlaps the one before."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    x, w, b = layer((1, 9, 8, channels), 16)
+    (y,), how = run(conv(w, b, (1, 1, 1, 1)), [x], machine)
+    want = np.maximum(definition(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1) + b, 0)
+    assert [(s.family, s.note) for s in how.values()] == [("winograd", "")]
+    worst, rms = largest_and_rms(y, want)
+    assert worst < ERRORS[4][0] and rms < ERRORS[4][1]
+
+
 @pytest.mark.parametrize("tile", [2, 4])
 def test_the_family_reads_the_tile_off_the_block(tile, monkeypatch):
     """Also where the number of tiles tells nothing: an image of one output has one tile by either form."""
