@@ -13,8 +13,8 @@ from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt import pipeline
 from tvmopt.pipeline import lower
+from tvmopt.schedules.cpu._channels_last import between_transposes, in_channels_last
 from tvmopt.schedules.cpu.planes import plan as plans
-from tvmopt.schedules.cpu.planes.choice import between_transposes
 from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
 from tvmopt.targets import Machine
 
@@ -207,6 +207,22 @@ def test_cores_that_hand_small_pictures_to_each_other_gain_nothing(channels, siz
     """On two cores a pointwise layer between two transposes took as long as on one, and in NCHW 0.6 to 0.75 of that."""
     machine, layer = Machine.load("sapphirerapids").with_cores(2), problem(channels, size, size, outputs, 1)
     assert best_plan(layer, machine).time(machine) < between_transposes(layer, machine)
+
+
+@pytest.mark.parametrize(("channels", "outputs", "side", "taps"), [(1, 192, 20, 11), (6, 48, 8, 9), (3, 48, 13, 11)])
+def test_rows_of_taps_outside_small_pictures_cost_nothing_in_channels_last(channels, outputs, side, taps):
+    """With few channels, too: planes took 1.22 to 1.57 of the time."""
+    machine, layer = Machine.load("znver4").with_cores(2), problem(channels, side, side, outputs, taps)
+    within = replace(layer, before=(0, 0), size=(side + taps - 1,) * 2)
+    assert between_transposes(layer, machine) < best_plan(layer, machine).time(machine)
+    assert between_transposes(layer, machine) < 0.9 * between_transposes(within, machine)
+
+
+def test_one_channel_and_one_pixel_need_no_transpose():
+    machine = Machine.load("znver4").with_cores(2)
+    both, one, pixel = problem(2, 20, 20, 192, 1), problem(1, 20, 20, 192, 1), problem(64, 1, 1, 64, 1)
+    assert between_transposes(both, machine) - between_transposes(one, machine) > 10_000
+    assert between_transposes(pixel, machine) == in_channels_last(pixel, machine)
 
 
 def kernels(build, shape, **options):
