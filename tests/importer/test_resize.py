@@ -95,6 +95,39 @@ def test_other_types(dtype: str) -> None:
     assert np.abs(found - exact).max() <= 1.01 * step * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((400,), (9,)), ((3, 400), (3, 17)), ((400, 3), (17, 3)), ((90, 200), (4, 9)), ((2, 3, 200), (2, 3, 7)),
+        ((2, 300, 3), (2, 9, 3)), ((1, 2, 300, 9), (1, 2, 9, 9)), ((1, 2, 300, 90), (1, 2, 9, 45)),
+        ((60, 2, 3, 90), (2, 2, 3, 5)), ((2, 40, 60, 50, 3), (2, 4, 5, 6, 3)), ((1, 2, 40, 60, 50), (1, 2, 3, 5, 4)),
+    ],
+)  # fmt: skip
+def test_many_taps_along_any_axis(shape: tuple[int, ...], sizes: tuple[int, ...], mode: str) -> None:
+    """As many as the tensor shrinks, times two or four."""
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode, antialias=1)
+    proto = model([node], [value("x", shape)], [value("y", None)], {"sizes": np.array(sizes)}, opset=19)
+    x = np.random.default_rng(0).standard_normal(shape).astype("f")
+    exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+    compiled = tvmopt.compile(proto, verify=False).model
+    np.testing.assert_allclose(compiled.run({"x": x})["y"], exact, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize(("shape", "sizes"), [((2, 300), 9), ((2, 3, 300), 9), ((2, 3, 300, 4), 9)])
+def test_many_taps_of_an_open_number(shape: tuple[int, ...], sizes: int) -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic", antialias=1)
+    axis = shape.index(300)
+    out = [sizes if i == axis else size for i, size in enumerate(shape)]
+    scales = np.float32([a / b for a, b in zip(out, shape, strict=True)])
+    proto = model([node], [value("x", ("n", *shape[1:]))], [value("y", ("n", *out[1:]))], {"scales": scales}, opset=19)
+    compiled = tvmopt.compile(proto, verify=False).model
+    for count in (1, 3):
+        x = np.random.default_rng(count).standard_normal((count, *shape[1:])).astype("f")
+        exact = Oracle(proto).run({"x": x}, ["y"])["y"]
+        np.testing.assert_allclose(compiled.run({"x": x})["y"], exact, rtol=1e-5, atol=4e-6)
+
+
 def test_an_open_number_of_pictures() -> None:
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic")
     given = {"scales": np.float32([1, 1, 2, 1.5])}

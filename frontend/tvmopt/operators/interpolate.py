@@ -13,8 +13,9 @@ As an operator it reaches the family that resizes planes; where no family takes 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.interpolate"
 Array = np.ndarray[Any, Any]
+WRITTEN, WRITTEN_LAST = 64, 16
+"""Taps that plain loops write out at most, and along the last axis, where each element is gathered: on a Zen 4 8, 16
+and 32 of those compile in 0.6, 2.1 and 8.8 s, and as a loop in 0.3. Along other axes 64 compile in 0.4 s, and a loop
+takes up to ten times as long."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Taps:
     def count(self) -> int:
         """Elements that one reads."""
         return int(self.places.shape[1])
+
+
+def unchanged(size: int) -> Taps:
+    """Those of an axis that stays as it is."""
+    return Taps(np.arange(size)[:, None], np.ones((size, 1)))
 
 
 def interpolate(x: Any, rows: Taps, columns: Taps) -> Any:
@@ -55,16 +65,15 @@ def interpolate(x: Any, rows: Taps, columns: Taps) -> Any:
 def weighted_sum(data: Any, places: Any, weights: Any, axis: int) -> Any:
     """Along one axis the sum of the elements at `places` [elements, taps], times `weights`, in TE."""
     shape = [places.shape[0] if i == axis else size for i, size in enumerate(data.shape)]
+    taps = int(places.shape[1])
 
-    def one(*i: Any) -> Any:
-        place, total = list(i), None
-        for t in range(int(places.shape[1])):
-            place[axis] = places(i[axis], t)
-            term = data(*place) * weights(i[axis], t)
-            total = term if total is None else total + term
-        return total
+    def term(i: tuple[Any, ...], tap: Any) -> Any:
+        return data(*i[:axis], places(i[axis], tap), *i[axis + 1 :]) * weights(i[axis], tap)
 
-    return te.compute(shape, one, name="resize")
+    if taps > (WRITTEN_LAST if axis == len(shape) - 1 else WRITTEN):
+        tap = te.reduce_axis((0, taps), "tap")
+        return te.compute(shape, lambda *i: te.sum(term(i, tap), tap), name="resize")
+    return te.compute(shape, lambda *i: reduce(operator.add, [term(i, tap) for tap in range(taps)]), name="resize")
 
 
 def _type(call: Any, _bb: Any) -> Any:

@@ -51,6 +51,7 @@ from tvmopt.lowering.loops import (
 from tvmopt.lowering.overlap import vector_for
 from tvmopt.operators.interpolate import Taps
 from tvmopt.schedules.cpu._permuted import PARTS, begins_of, permuted, starts_of
+from tvmopt.schedules.cpu.resample.shrunk import BITS, Shrunk
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -61,6 +62,8 @@ WRITTEN = 64
 """Taps of a line's vectors that are written out, one by one."""
 MOST = 256
 """Taps that are written out at most, where vectors that repeat themselves are loops."""
+MOST_ROWS = 16
+"""Taps of a row that are written out at most."""
 
 
 def resize2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
@@ -86,7 +89,7 @@ def interpolate(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> r
     return _resized(bb, call, Taps(*tables[:2]), Taps(*tables[2:]), machine)
 
 
-UNFIT = "an open or empty picture, or another type than float32"
+UNFIT = "an open or empty picture, or another type than float32 and float64"
 
 
 def _resized(
@@ -94,25 +97,31 @@ def _resized(
 ) -> relax.Expr | Declined:  # fmt: skip
     """Rows and columns of the planes of a call's first argument."""
     x, shape, out = call.args[0], samples(call.args[0]), samples(call)
-    if shape is None or out is None or {str(x.ty.dtype), str(call.ty.dtype)} != {"float32"}:
+    dtype = str(x.ty.dtype)
+    if shape is None or out is None or dtype not in BITS or dtype != str(call.ty.dtype):
         return Declined(UNFIT)
-    across = Across(columns, shape[3], machine.lanes())
     batch = shape[0] if isinstance(shape[0], int) else tirx.Var("n", INDEX)
-    count, line = known(batch) * shape[1], 4 * len(across.starts) * across.narrow
+    count, sizes = known(batch) * shape[1], (batch, *shape[1:])
     most = 4 * machine.cores if machine.cores > 1 and count < 4 * machine.cores else 1
     pieces = next((d for d in divisors(out[2]) if d * count >= most), out[2])
+    across = Across(columns, shape[3], machine.lanes())
+    line = 4 * len(across.starts) * across.narrow
     down = Down(rows, out[2] // pieces).blocks(line, machine.l1d // 2)
-    reason = across.reason if down.ascends else "rows that come back to lines which are gone"
+    reason = dtype if dtype != "float32" else across.reason or down.reason
     if not reason and down.depth * line > machine.l2 // 4:
         reason = "lines that are more than a quarter of L2"
     if reason:
-        return Declined(reason)
-    func = kernel(down, across, (batch, *shape[1:]), machine)
-    tables = [
-        relax.const(down.news, INDEX), relax.const(down.slots, INDEX),
-        relax.const(rows.weights.T.astype(np.float32)), relax.const(across.weights),
-    ]  # fmt: skip
-    result = relax.TensorType(list(out), "float32")
+        other = Shrunk(rows, columns, sizes, dtype, pieces, machine)
+        if other.windows.are_sparse:
+            return Declined(f"{reason}, and taps that lie apart")
+        func, tables = other.func(), [relax.const(table, str(table.dtype)) for table in other.tables]
+    else:
+        func = kernel(down, across, sizes, machine)
+        tables = [
+            relax.const(down.news, INDEX), relax.const(down.slots, INDEX),
+            relax.const(rows.weights.T.astype(np.float32)), relax.const(across.weights),
+        ]  # fmt: skip
+    result = relax.TensorType(list(out), dtype)
     return relax.call_tir(bb.add_func(func, "resize_planes"), [x, *tables], result)
 
 
@@ -163,6 +172,13 @@ class Down:
     def ascends(self) -> bool:
         """Whether no block of a task reads what lies before that of the block before it, whose lines may be gone."""
         return all((np.diff(end.reshape(-1, self.per // self.block)) >= 0).all() for end in self.ends)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not done so; empty where it is."""
+        if self.taps.count > MOST_ROWS:
+            return f"sums of more than {MOST_ROWS} rows"
+        return "" if self.ascends else "rows that come back to lines which are gone"
 
     @property
     def slots(self) -> Array:

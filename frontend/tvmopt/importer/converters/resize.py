@@ -25,9 +25,11 @@ from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.open_shapes.spatial import scaled
 from tvmopt.importer.opset import nearest_before
 from tvmopt.importer.sizes import to_tvm
-from tvmopt.operators.interpolate import Taps, interpolate, weighted_sum
+from tvmopt.operators.interpolate import Taps, interpolate, unchanged, weighted_sum
 
 Array = npt.NDArray[Any]
+MANY = 16
+"""Taps along one axis from which on a kernel of planes does better than plain loops, which write all of them out."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,34 @@ def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, excl
 
 
 def _interpolate(b: Build, x: Any, along: dict[int, Taps]) -> Any:
-    """The weighted sums along axes that are known: of planes in one kernel, else one behind the other."""
-    shape = shape_of(x)
-    if len(shape) == 4 and 3 in along and along.keys() <= {2, 3} and not is_open(shape[2:]):
-        rows = along.get(2) or Taps(np.arange(shape[2])[:, None], np.ones((shape[2], 1)))
-        return b.emit(interpolate(x, rows, along[3]))
-    for axis, found in along.items():
-        x = b.te(weighted_sum, x, const(found.places, "int32"), const(found.weights, dtype_of(x)), axis)
-    return x
+    """The weighted sums along axes that are known: of the last two axes in one kernel, else one behind the other."""
+    shape, work = shape_of(x), dict(along)
+    last = len(shape) - 1
+    columns = None if is_open(shape[1:]) or (last < 2 and is_open(shape)) else work.pop(last, None)
+    rows = None if columns is None else work.pop(last - 1, None)
+    for axis, found in work.items():
+        if found.count > MANY and not is_open(shape[1:] if axis else shape):
+            x = _planes(b, x, axis, found, None)
+        else:
+            x = b.te(weighted_sum, x, const(found.places, "int32"), const(found.weights, dtype_of(x)), axis)
+    return x if columns is None else _planes(b, x, last - 1, rows, columns)
+
+
+def _planes(b: Build, x: Any, axis: int, rows: Taps | None, columns: Taps | None) -> Any:
+    """The weighted sums of a tensor taken for planes: their rows lie along `axis`, their columns along all behind it.
+
+    Args:
+        axis: -1 where a tensor of one axis is a row. rows, columns: None where they stay as they are.
+    """
+    shape = list(shape_of(x))
+    lead, size, width = shape[:1] if axis > 0 else [1], shape[axis] if axis >= 0 else 1, math.prod(shape[axis + 1 :])
+    planes = b.reshape(x, [*lead, math.prod(shape[1:axis]) if axis > 0 else 1, size, width])
+    y = b.emit(interpolate(planes, rows or unchanged(size), columns or unchanged(width)))
+    if rows is not None:
+        shape[axis] = len(rows.places)
+    if columns is not None:
+        shape[-1] = len(columns.places)
+    return b.reshape(y, shape)
 
 
 def _resize_open(
