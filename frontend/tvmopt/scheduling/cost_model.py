@@ -289,6 +289,18 @@ def row_vector(n: int, machine: Machine) -> int:
     return min(widths, key=lambda w: (-(-n // w) * (1.0 if w == lanes else half), -w))
 
 
+def panels_of_task(tasks: int, panels: int, cores: int) -> int:
+    """Blocks of output channels of one task: all of them, or so many that cores share the work where the pieces of the
+    pictures do not.
+
+    >>> [panels_of_task(*x) for x in ((5, 40, 2), (5, 37, 2), (4, 37, 2), (9, 37, 2))]
+    [20, 1, 37, 37]
+    """
+    if tasks % cores and tasks < 4 * cores:
+        return next((d for d in reversed(divisors(panels)) if panels // d >= cores), 1)
+    return panels
+
+
 def stream_cycles(weights: int, machine: Machine) -> float:
     """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
     layers drive them out of L3 between two calls; what fits half of L2 is free."""

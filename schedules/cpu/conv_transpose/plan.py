@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
-from tvmopt.scheduling.cost_model import product_worth_threads
-from tvmopt.scheduling.facts import divisors
+from tvmopt.scheduling.cost_model import panels_of_task, product_worth_threads
 from tvmopt.targets import Machine
 
 COPY, UNPACK = 2.5, 3.0
@@ -219,18 +218,6 @@ class Plan:
         depth = max((sum(tap[0] == rx for tap in taps) for rx in range(self.conv.columns.stride)), default=0)
         bound = max(self.mr * self.nv * len(taps) / machine.fma_ports, loads, depth * machine.fma_latency)
         return bound + UNHIDDEN * loads + machine.unhidden * stream
-
-
-def panels_of_task(tasks: int, panels: int, cores: int) -> int:
-    """Blocks of output channels of one task: all of them, or so many that cores share the work where the pieces of the
-    pictures do not.
-
-    >>> [panels_of_task(*x) for x in ((5, 40, 2), (4, 37, 2), (9, 37, 2))]
-    [20, 37, 37]
-    """
-    if tasks % cores and tasks < 4 * cores:
-        return next((d for d in reversed(divisors(panels)) if panels // d >= cores), 1)
-    return panels
 
 
 @lru_cache(maxsize=64)

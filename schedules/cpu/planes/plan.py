@@ -25,6 +25,7 @@ from functools import cached_property
 from math import prod
 
 from tvmopt.schedules.cpu._channels_last import Convolution
+from tvmopt.scheduling.cost_model import panels_of_task
 from tvmopt.scheduling.facts import divisors
 from tvmopt.targets import Machine
 
@@ -180,18 +181,6 @@ class Plan:
         loads = (self.mr + self.nv * self.loaded * crossing) / machine.load_ports
         bound = max(self.mr * self.nv * self.high / machine.fma_ports, loads, machine.fma_latency)
         return bound + UNHIDDEN * loads + machine.unhidden * stream
-
-
-def panels_of_task(tasks: int, panels: int, cores: int) -> int:
-    """Blocks of output channels of one task: all of them, or so many that cores share the work where the pieces of the
-    pictures do not.
-
-    >>> [panels_of_task(*x) for x in ((5, 40, 2), (5, 37, 2), (4, 37, 2), (9, 37, 2))]
-    [20, 1, 37, 37]
-    """
-    if tasks % cores and tasks < 4 * cores:
-        return next((d for d in reversed(divisors(panels)) if panels // d >= cores), 1)
-    return panels
 
 
 def best_plan(conv: Convolution, machine: Machine) -> Plan:

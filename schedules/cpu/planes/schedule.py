@@ -18,9 +18,8 @@ from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.stream_stores import STREAM, streamed
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
-from tvmopt.schedules.cpu.planes.plan import panels_of_task
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.cost_model import product_worth_threads
+from tvmopt.scheduling.cost_model import panels_of_task, product_worth_threads
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine

@@ -19,9 +19,10 @@ Measured   one core of a Zen 4, us, in brackets plain loops and the better of on
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -328,7 +329,7 @@ def kernel(down: Down, across: Across, shape: tuple[Any, ...], machine: Machine)
                 spread(load(weights, k, here), across.narrow) * load(lines, load(slots, k, here), v, whole)
                 for k in range(taps)
             ]
-            return store(y, total(terms), n, c, here, vector(start, across.narrow))
+            return store(y, reduce(operator.add, terms), n, c, here, vector(start, across.narrow))
 
         return each_vector(width, across.narrow, done)
 
@@ -358,17 +359,8 @@ def _of_row(across: Across, x: Any, factors: Any, row: tuple[Expr, ...], v: int,
         return load(x, *row, vector(begin + further, across.wide))
 
     columns = across.columns(across.starts[v])
-    return total(
-        [
-            load(factors, k, at, vector(0, across.narrow)) * permuted(read, begins, across.wide, places)
-            for k, (begins, places) in enumerate(zip(across.begins(columns), columns, strict=True))
-        ]
-    )
-
-
-def total(terms: list[Expr]) -> Expr:
-    """Their sum, one after the other: each is a product that is added to what is there."""
-    found = terms[0]
-    for term in terms[1:]:
-        found = found + term
-    return found
+    terms = [
+        load(factors, k, at, vector(0, across.narrow)) * permuted(read, begins, across.wide, places)
+        for k, (begins, places) in enumerate(zip(across.begins(columns), columns, strict=True))
+    ]
+    return reduce(operator.add, terms)
