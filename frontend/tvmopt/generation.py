@@ -17,8 +17,6 @@ import numpy as np
 from tvmopt.errors import InputError, MissingDependency, reason
 from tvmopt.runtime.model import Model, load
 
-"""What a tokenizer writes for the first bytes of a letter whose others are still to come."""
-
 HIDDEN, TEXT_MASK = "encoder_hidden_states", "attention_mask"
 """What exporters call an encoder's output where a decoder takes it, and the mask of a text where an encoder does."""
 

@@ -102,7 +102,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 V3 = "fma avx2 f16c bmi1 bmi2 abm movbe"
 V4 = f"{V3} avx512f avx512dq avx512bw avx512vl avx512cd"
 ICE = f"{V4} avx512ifma avx512_vbmi2 avx512_bitalg avx512_vpopcntdq gfni"
-ZEN4 = ("+avx512vnni", "+avx512vbmi", "+avx512bf16")
+ZEN4 = ("+avx512vnni", "+avx512vbmi", "+avx512bf16", "+prefer-no-gather", "+prefer-no-scatter")
 SAPPHIRE = f"{ICE} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 
 

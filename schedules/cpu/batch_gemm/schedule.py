@@ -6,7 +6,7 @@ cost K*N moves for K*N*M/lanes FMAs; below M = 64 or so it does not pay, and abo
 the stride. Where N is no multiple of half a vector (197 tokens), the lowering packs B into zero-padded panels instead.
 Where C is more than L2 holds, a row tile passes all columns before the next one.
 Tasks: the batch; where that is less than two a core, the column tiles of each too (each packs its own columns), or, of
-a packed B and many rows, pieces of the rows (each packs all of B).
+a packed B and many rows, first the panels of B and then the row tiles of each matrix.
 Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; two matrices of 64x256x256 246.
 """
 
@@ -23,8 +23,8 @@ from tvmopt.scheduling.cost_model import choose_rows, common_vector, fits, produ
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
-PIECE = 128
-"""Rows of a piece at least."""
+PIECE = 48
+"""Rows of each core at least."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,20 @@ class BatchGemmProblem:
         return self.batch < 2 * self.cores and self.cores > 1
 
     @property
-    def pieces(self) -> int:
-        """Pieces of the rows of each matrix that are tasks and pack all of B; 0 where tasks are columns or matrices."""
-        if not (self.packs and self.split and self.threads):
-            return 0
-        even = next(c for c in range(1, self.cores + 1) if max(1, self.batch) * c % self.cores == 0)
-        return even if even == 1 or self.m >= PIECE * even else 0
+    def matrices(self) -> bool:
+        """Whether tasks are whole matrices: there are enough, or cores share them evenly and each matrix is packed."""
+        return not self.split or (self.packs and self.threads and max(1, self.batch) % self.cores == 0)
+
+    @property
+    def shared(self) -> bool:
+        """Whether cores share the rows of each matrix, after they have packed its B together."""
+        return self.packs and self.threads and not self.matrices and self.m >= PIECE * self.cores
 
     @property
     def last_panel(self) -> bool:
         """Whether rows of C fill several panels in whole vectors and then a part of one, which gets code of its own."""
         narrow = 2 * common_vector(self.n, self.lanes) < self.lanes
-        return narrow and 0 < self.nr < self.n and not (self.split and self.threads and not self.pieces)
+        return narrow and 0 < self.nr < self.n and (self.matrices or self.shared or not self.threads)
 
     @property
     def written(self) -> int:
@@ -116,12 +118,8 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     (out,) = sch.get_consumers(gemm)
     *lead, m, n = sch.get_loops(out)
     m_tile, m_in = sch.split(m, [None, knobs["mr"]])
-    if problem.pieces > 1:
-        piece, m_tile = sch.split(m_tile, [problem.pieces, None])
-        lead.append(piece)
     n_tile, n_vec, n_in = sch.split(n, [None, knobs["nv"], knobs["vec"]])
-    matrices = problem.pieces > 0 or not problem.split
-    inner = n_tile if problem.rows_first and matrices else m_tile
+    inner = n_tile if problem.shared or (problem.rows_first and problem.matrices) else m_tile
     sch.reorder(*((m_tile, n_tile) if inner is n_tile else (n_tile, m_tile)), m_in, n_vec, n_in)
     sch.compute_at(gemm, inner, preserve_unit_loops=True)
     *ones, cols, k = sch.get_loops(gemm)[len(lead) + 2 :]
@@ -131,16 +129,22 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     sch.vectorize(col)
     sch.unroll(vectors)
     sch.unroll(rows)
-    if problem.m % knobs["mr"] or problem.pieces > 1:
+    if problem.m % knobs["mr"]:
         sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
     if problem.last_panel:
         sch.annotate(n_tile, "pragma_loop_partition_hint", 1)
     if problem.packs:
         pack = sch.get_sblock("pack")
-        sch.compute_at(pack, lead[-1] if lead and matrices else n_tile, preserve_unit_loops=True)
+        if problem.shared:
+            *panels, _, _ = sch.get_loops(pack)
+            sch.parallel(sch.fuse(*panels) if len(panels) > 1 else panels[0])
+        else:
+            sch.compute_at(pack, lead[-1] if lead and problem.matrices else n_tile, preserve_unit_loops=True)
         sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(problem.n, problem.lanes)])[1])
-    if problem.threads and (lead or problem.split):
-        tasks = lead if matrices else [*lead, n_tile]
+    if problem.shared:
+        sch.parallel(m_tile)
+    elif problem.threads and (lead or problem.split):
+        tasks = lead if problem.matrices else [*lead, n_tile]
         sch.parallel(sch.fuse(*tasks) if len(tasks) > 1 else tasks[0])
     sch.decompose_reduction(gemm, k)
     sch.unroll(m_in)
