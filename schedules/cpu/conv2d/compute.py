@@ -43,6 +43,8 @@ from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
+DILATION = "tvmopt.dilation"
+"""Rows from a tap to the next, where they are no neighbours."""
 APART = "tvmopt.apart"
 """The annotation of a convolution: by how many numbers more than its channels the pixels of its copy are apart."""
 
@@ -88,6 +90,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
     if kind == "float32" and _collide(strides[1] * xs[3], out, machine):
         marks |= {APART: machine.line // 4}
+    if dilation[0] > 1:
+        marks |= {DILATION: dilation[0]}
 
     def compute(data: te.Tensor, weight: te.Tensor, out_h: tirx.Expr, out_w: tirx.Expr) -> te.Tensor:
         source, batch = data, data.shape[0]

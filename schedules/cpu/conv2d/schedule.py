@@ -24,7 +24,7 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._inside import BESIDE, COLUMNS, INSIDE, MARKS
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
-from tvmopt.schedules.cpu.conv2d.compute import APART
+from tvmopt.schedules.cpu.conv2d.compute import APART, DILATION
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.cost_model import (
     choose_pixels,
@@ -62,6 +62,12 @@ class Conv2dProblem:
     fma_ports: int
     threads: bool
     pitch: float = 1.0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Rows from a window's first tap to its last, both counted."""
+        return 1 + (self.k[0] - 1) * self.dilation
 
     @property
     def flops(self) -> float:
@@ -77,6 +83,8 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
     n, oh, ow, panels, nr, ky, kx, c = extents(block)
     groups = int(block.annotations["tvmopt.groups"])
     o = prod(extents(out)[3:])
+    dilation = int(block.annotations.get(DILATION, 1))
+    reach = 1 + (ky - 1) * dilation
     row_bytes = itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
     return Conv2dProblem(
         n,
@@ -95,7 +103,8 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
         machine.l3_rate,
         machine.fma_ports,
         product_worth_threads(2.0 * n * oh * ow * o * ky * kx * c, machine),
-        (extents(pad)[1] - ky) / (oh - 1) if pad is not None and oh > 1 else 1.0,
+        (extents(pad)[1] - reach) / (oh - 1) if pad is not None and oh > 1 else 1.0,
+        dilation,
     )
 
 
@@ -154,10 +163,10 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
             tasks = problem.n * (problem.oh // rows) * (problem.panels // panels)
             waves = -(-tasks // problem.cores)
             compute = waves * rows * panels / (total / problem.cores)  # 1.0: perfectly even
-            buffer = ((rows - 1) * problem.pitch + kh) * problem.in_bytes_per_row if problem.padded else 0
+            buffer = ((rows - 1) * problem.pitch + problem.reach) * problem.in_bytes_per_row if problem.padded else 0
             # one vector of input serves kh*kw*nr/lanes*panels FMAs a row; a move costs about one of them
             copy = (
-                (rows + kh - 1) / rows / (kh * kw * max(1, problem.nr // problem.lanes) * panels)
+                (rows + problem.reach - 1) / rows / (kh * kw * max(1, problem.nr // problem.lanes) * panels)
                 if problem.padded
                 else 0
             )

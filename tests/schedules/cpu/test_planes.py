@@ -164,6 +164,22 @@ def test_channels_that_fill_the_cache_have_a_plan(columns):
     assert (plan.rows, plan.columns) == (1, columns)
 
 
+def test_copies_may_fill_the_cache():
+    """Tasks of two rows, whose copy took less than half of L2, copied 5 rows for 2: 1172 us; of eight rows 978."""
+    conv = Convolution(1, 96, (112, 112), 16, (56, 56), 1, (3, 3), (2, 2), (1, 1), (1, 1))
+    machine = Machine.load("znver4").with_cores(1)
+    plan = best_plan(conv, machine)
+    assert plan.rows >= 7 and machine.l2 // 2 < plan.copied <= 2 * machine.l2
+
+
+@pytest.mark.parametrize("outputs", [72, 120, 126])
+def test_tiles_leave_registers_for_weights(outputs):
+    """9 by 3 and 5 by 5 kept accumulators on the stack."""
+    for machine in (Machine.load("znver4"), Machine.load("x86-64-v3")):
+        plan = best_plan(problem(64, 40, 40, outputs, 3), machine)
+        assert plan.mr * plan.nv + plan.nv + 3 <= machine.vector_registers
+
+
 def test_cores_share_channels_of_small_planes_rather_than_parts_of_them():
     """The two cores' halves of 512 rows of 320 lie next to each other: they took 139 us, halves of the channels 47."""
     conv = Convolution(1, 8, (1, 320), 512, (1, 320), 1, (1, 3), (1, 1), (1, 1), (0, 1))
