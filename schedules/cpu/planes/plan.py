@@ -45,9 +45,10 @@ CROSSING = 300.0
 """Cycles in which two cores take from each other the lines where the part of a plane that one writes ends and the
 other's begins: a prefetcher asks for the lines behind what is written. 8 to 512 channels of 1x320 by 1x3, two cores of
 a Zen 4: 139 us where each computes half of a row, 47 where each computes half of the channels."""
-AHEAD = 3
-"""Registers for weights, so that they are loaded ahead: with two, tiles of 9 by 3, 5 by 5 and 4 by 6 keep accumulators
-on the stack and take 1.04 to 1.2 of the time."""
+SPARE = 16
+"""One of so many registers is left for weights that are loaded ahead. Without, tiles of 9 by 3, 5 by 5 and 4 by 6 of 32
+registers keep accumulators on the stack and take 1.04 to 1.2 of the time; of 16 registers 4 by 3 does, 6 by 2 does not.
+"""
 STRIPS = (1, 2, 3)
 """Rows of a strip."""
 FLAT = 1 << 17
@@ -201,11 +202,12 @@ def best_plan(conv: Convolution, machine: Machine) -> Plan:
 
 def _plans(conv: Convolution, machine: Machine) -> Iterator[Plan]:
     per, registers = conv.outputs // conv.groups, machine.vector_registers
+    free = registers - registers // SPARE
     heights = [m for m in range(1, min(per, registers) + 1) if conv.groups == 1 or per % m == 0]
     pieces = _pieces(conv)
     usual = min((c for rows, c in pieces if rows == 1), key=lambda c: abs(c - 64))  # of channels that fill L2 anyway
     for rows, columns in pieces:
-        tiles = [(mr, nv, 1, 0) for mr in heights for nv in range(1, registers) if mr * nv + nv + AHEAD <= registers]
+        tiles = [(mr, nv, 1, 0) for mr in heights for nv in range(1, registers) if mr * nv + nv + 1 <= free]
         if conv.steps == prod(conv.kernel) and per == 1:
             tiles += _strips(conv, rows, registers)
         for tile in tiles:

@@ -174,10 +174,10 @@ def test_copies_may_fill_the_cache():
 
 @pytest.mark.parametrize("outputs", [72, 120, 126])
 def test_tiles_leave_registers_for_weights(outputs):
-    """9 by 3 and 5 by 5 kept accumulators on the stack."""
-    for machine in (Machine.load("znver4"), Machine.load("x86-64-v3")):
-        plan = best_plan(problem(64, 40, 40, outputs, 3), machine)
-        assert plan.mr * plan.nv + plan.nv + 3 <= machine.vector_registers
+    """9 by 3 and 5 by 5 kept accumulators on the stack, and 4 by 3 of 16 registers."""
+    for name, most in (("znver4", 30), ("x86-64-v3", 15)):
+        plan = best_plan(problem(64, 40, 40, outputs, 3), Machine.load(name))
+        assert plan.mr * plan.nv + plan.nv + 1 <= most
 
 
 def test_cores_share_channels_of_small_planes_rather_than_parts_of_them():
