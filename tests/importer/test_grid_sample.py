@@ -67,6 +67,21 @@ def kernels(model):
     return {kernel.name for kernel in tvmopt.compile(model, verify=False, records=False).report.kernels}
 
 
+def test_a_coordinate_is_read_in_front_of_the_choice_between_taps(tmp_path):
+    """In an arm of the choice its place was that of the arm's own tap: other taps read numbers before the grid."""
+    nodes = [helper.make_node("GridSample", ["x", "g"], ["y"], mode="cubic", padding_mode="border", align_corners=1)]
+    shapes = {"x": [3, 8, 4, 9], "g": [3, 8, 9, 2]}
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", 1, [3, 8, 8, 9])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    names = [f"grid_table{number}" for number in ("", 1, 2, 3)]
+    tvmopt.compile(model, target="x86-64-v4", verify=False, dump_code={name: tmp_path / name for name in names})
+    for name in names:
+        text = (tmp_path / name / f"{name}.tir.py").read_text()
+        (stored,) = [line for line in text.splitlines() if line.strip().startswith("grid_table[")]
+        assert stored.count("arg0[") <= 1, name
+
+
 def test_vectors_of_channels_where_they_pay():
     """Few channels, and few points of a large picture, stay in the layout of the model."""
     assert "sample_channels" in kernels(made((1, 4, 9, 9), (1, 9, 9, 2)))

@@ -88,12 +88,14 @@ def _tables(
     def tapped(value_of: Callable[[Any, Any, Any], Any]) -> Any:
         def grid_table(points: te.Tensor) -> te.Tensor:
             def one(k: Any, n: Any, p: Any) -> Any:
-                found = sampling.taps(points(n, p, len(picture) - 1 - axis), picture[axis], "int32")
+                at = tirx.Var("at", sampling.dtype)
+                found = sampling.taps(at, picture[axis], "int32")
                 values = [value_of(*tap) for tap in found]
                 chosen = values[-1]
                 for number, value in enumerate(values[:-1]):
                     chosen = tirx.Select(k == number, value, chosen)
-                return chosen
+                # read in front of the choice: in an arm TVM makes `k*N + n - 6` of n, which is elsewhere in other arms
+                return tirx.Let(at, points(n, p, len(picture) - 1 - axis), chosen)
 
             return te.compute((taps, *points.shape[:2]), one, name="grid_table")
 
