@@ -67,9 +67,8 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return mutator.default_mutate(node)
         width, extent = int(notes.pop(OVERLAP)), int(notes.pop(ROW, node.extent))
         vector, lane = (tirx.Var(name, node.loop_var.ty) for name in ("vector", "lane"))
-        place = tirx.min(vector * width, extent - width) + lane
         node, earlier = _last_piece(node, extent)
-        place = place - earlier if earlier is not None else place
+        place = tirx.min(vector * width, extent - width) + lane - earlier
         body = structural_map(node.body, (tirx.Var, lambda var: place if var.same_as(node.loop_var) else var))
         inner, count = loop_of(lane, width, tirx.ForKind.VECTORIZED, body), -(-extent // width)
         kind = tirx.ForKind.UNROLLED if count <= UNROLLED else tirx.ForKind.SERIAL
@@ -80,21 +79,21 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _last_piece(loop: Any, extent: int) -> tuple[Any, Any]:
     """A loop over a piece of a length, without the condition that its block stands under, and by how much the piece has
-    to begin earlier so that it ends with the length; the loop as it is, and None, where it has no such condition.
+    to begin earlier so that it ends with the length; the loop as it is, and 0, where it has no such condition.
 
     For `base + i < 19700` and pieces of 1300 numbers these are `max(base + 1300 - 19700, 0)` numbers.
     """
     realize = loop.body
     condition = getattr(realize, "predicate", None)
     if not isinstance(condition, tirx.LT) or not isinstance(condition.b, tirx.IntImm):
-        return loop, None
+        return loop, 0
     base = structural_map(
         condition.a, (tirx.Var, lambda var: tirx.const(0, str(var.ty.dtype)) if var.same_as(loop.loop_var) else var)
     )
     known = Analyzer()
     one_by_one = known.can_prove_equal(condition.a - base, loop.loop_var)
     if not one_by_one or extent > int(condition.b):
-        return loop, None
+        return loop, 0
     body = SBlockRealize(realize.iter_values, True, realize.block)
     whole = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
     return whole, tirx.max(known.simplify(base + extent - int(condition.b)), 0)

@@ -44,7 +44,7 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 DILATION = "tvmopt.dilation"
-"""Rows from a tap to the next, where they are no neighbours."""
+"""The annotation of a convolution: how many rows a tap lies behind the one before, where they are no neighbours."""
 APART = "tvmopt.apart"
 """The annotation of a convolution: by how many numbers more than its channels the pixels of its copy are apart."""
 
