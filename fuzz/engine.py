@@ -31,10 +31,12 @@ def prepare_process(forks: bool) -> None:
     """Import the compiler and set up this process; `forks`: untrusted models, so keep the importer's forks."""
     os.environ["TVMOPT_CACHE"] = "off"  # kernels of random graphs are of no use to anybody later
     sys.meta_path.insert(0, _WithoutTorch())
+    from fuzz.arms import install
     from tvmopt.debug.forks import warm
     from tvmopt.runtime.library import Session
 
     warm()
+    install()
     model, linking = import_module("tvmopt.runtime.model"), import_module("tvmopt.toolchain.linking")
     linking.SOURCE = guard.built(linking.SOURCE, ".o", "-c", "-O2", "-pthread")
 
