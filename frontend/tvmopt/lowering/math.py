@@ -72,7 +72,9 @@ def _poly(x: Expr, coefficients: Sequence[float]) -> Expr:
     return result
 
 
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_EXP = (1.3814540025e-3, 8.3687451126e-3, 4.1668390787e-2, 1.6666520399e-1, 4.9999993432e-1)
+"""P4 in e^r = 1 + r + r^2 P4(r): least squares with Lawson's weights, to 3.1e-9 of e^r for |r| <= ln 2 / 2. In float32
+the error of e^x is 0.875 units in the last place at most, as with one power more."""
 _LOG2E, _LN2_HI, _LN2_LO = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
@@ -95,7 +97,7 @@ def _power(t: Expr, bias: int = 127) -> Expr:
 
 
 def _exp_bounded(x: Expr, bias: int = 127) -> Expr:
-    """e^x * 2^(bias - 127) for -87.3 < x < 88.3; NaN passes; anything else is garbage. e^r = 1 + r + r^2 P5(r)."""
+    """e^x * 2^(bias - 127) for -87.3 < x < 88.3; NaN passes; anything else is garbage. e^r = 1 + r + r^2 P4(r)."""
     return _reduced(x, lambda r, t: _poly(r, (*_EXP, 1.0, 1.0)) * _power(t, bias))
 
 
