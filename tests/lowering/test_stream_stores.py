@@ -75,6 +75,18 @@ def layer(width, height=5, machine="avx512", l3=1 << 10, cores=2, border=1, stri
     return Layer(func, [_aligned(a) for a in (x, *weights)], np.maximum(want, 0).transpose(0, 3, 1, 2), target)
 
 
+def product(rows, columns, machine="avx512", batch=2, cores=2) -> Layer:
+    """Products of two activations, likewise, with 17 terms."""
+    x, w = rand(batch, rows, 17), rand(batch, 17, columns, seed=1)
+    target = replace(Machine.load(MACHINES[machine]).with_cores(cores), l3=1 << 10)
+    with target.tvm_target():
+        module = lower_operators(module_of(lambda bb, x, w: relax.op.matmul(x, w), [x, w]), target)
+        module, how = apply_families(through(fusion_stages(), module), target, DecisionLog())
+    assert [scheduled.family for scheduled in how.values()] == ["batch_gemm"]
+    (func,) = (f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
+    return Layer(func, [_aligned(a) for a in (x, w)], x.astype("float64") @ w, target)
+
+
 def _aligned(array):
     room = np.empty(array.size + 16, "float32")
     start = -room.ctypes.data % 64 // 4
@@ -91,6 +103,16 @@ def test_rows_of_whole_vectors_are_streamed(machine, width):
         code = one.code()
         assert ("movntps" in code) == streamed and ("sfence" in code) == streamed
         close(one.result(), one.want, 27)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("rows, columns", [(1, 16), (7, 32), (33, 17), (100, 48), (129, 15), (200, 64), (31, 9)])
+def test_products_of_whole_vectors_are_streamed(machine, rows, columns):
+    for batch, cores in ((1, 1), (1, 2), (3, 2)):
+        one = product(rows, columns, machine, batch, cores)
+        whole = columns % one.machine.lanes() == 0 and one.want.size > 64
+        assert ("movntps" in one.code()) == whole
+        close(one.result(), one.want, 17)
 
 
 def test_each_task_ends_with_a_fence():

@@ -18,6 +18,7 @@ from math import prod
 import tvm
 from tvm import tirx
 
+from tvmopt.lowering.stream_stores import STREAM, streamed
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import choose_rows, common_vector, fits, product_worth_threads
 from tvmopt.scheduling.family import Knobs, Space
@@ -32,7 +33,8 @@ class BatchGemmProblem:
     """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
     batch is 0 for two plain matrices; cores: of the machine; threads: whether the work pays for them; packs: this
     kernel packs B, too (words of bytes come packed); rows_first: a row tile passes all columns before the next one, for
-    C is more than L2 holds: columns first, each of its lines would be written in pieces, and fetched for each."""
+    C is more than L2 holds: columns first, each of its lines would be written in pieces, and fetched for each.
+    streamed: C is written past the caches."""
 
     batch: int
     m: int
@@ -44,6 +46,7 @@ class BatchGemmProblem:
     threads: bool = True
     packs: bool = False
     rows_first: bool = False
+    streamed: bool = False
 
     @property
     def split(self) -> bool:
@@ -86,6 +89,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> BatchGemmProblem | None:
     return BatchGemmProblem(
         batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores, threads,
         annotated(func, "pack") is not None, 4 * k * n <= machine.l2 // 2 and 4 * m * n > machine.l2 // 2,
+        streamed(prod(batch) * m * n, n, machine),
     )  # fmt: skip
 
 
@@ -138,8 +142,10 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
         if problem.shared:
             *panels, _, _ = sch.get_loops(pack)
             sch.parallel(sch.fuse(*panels) if len(panels) > 1 else panels[0])
-        else:
-            sch.compute_at(pack, lead[-1] if lead and problem.matrices else n_tile, preserve_unit_loops=True)
+        elif lead and problem.matrices:
+            sch.compute_at(pack, lead[-1], preserve_unit_loops=True)
+        elif inner is m_tile:  # else all of it first: a row tile passes all panels
+            sch.compute_at(pack, n_tile, preserve_unit_loops=True)
         sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(problem.n, problem.lanes)])[1])
     if problem.shared:
         sch.parallel(m_tile)
@@ -153,3 +159,5 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     else:
         sch.unroll(n_vec)
         sch.vectorize(n_in)
+    if problem.streamed:
+        sch.annotate(out, STREAM, problem.lanes)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, tirx
 
 from tests.schedules.harness import MACHINES, close, machines, module_of, run
@@ -138,6 +139,20 @@ def test_shared_rows_are_tiles_in_registers(m):
     script = kernel.script()
     assert script.count(f"T.unroll({height})") == 3  # zeros, products, results
     assert f"T.parallel({-(-m // height)}" in script
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("m, k, n", [(5000, 10, 700), (577, 64, 577), (64, 64, 197)])
+def test_columns_are_packed_once(cores, m, k, n):
+    """Where a tile of rows passes all columns, they were packed anew for each tile: 5000x10 by 10x700 took 1,560 us on
+    one core of a Zen 4, now 870."""
+    x, w = np.zeros((m, k), "float32"), np.zeros((k, n), "float32")
+    module = lower(module_of(lambda bb, x, w: relax.op.matmul(x, w), [x, w]), Machine.load("znver4").with_cores(cores))
+    (kernel,) = (f for f in module.module.functions.values() if isinstance(f, tirx.PrimFunc))
+    sch = tvm.s_tir.Schedule(kernel)
+    pack = sch.get_sblock("pack")
+    steps = np.prod([int(sch.get(loop).extent) for loop in sch.get_loops(pack)])
+    assert steps == np.prod([int(size) for size in sch.get(pack).writes[0].source.shape])
 
 
 def test_long_rows_of_a_result_are_written_one_after_the_other():
