@@ -62,6 +62,7 @@ from tvmopt.lowering.unroll_truths import UnrollTruths
 from tvmopt.lowering.widen_intrinsics import WidenIntrinsics
 from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
+from tvmopt.passes.distinct_storages import distinct_storages
 from tvmopt.passes.graph import sharing
 from tvmopt.passes.keep_caches import IN_PLACE, ONE_TOKEN, STORED
 from tvmopt.passes.keep_views import reshapes_to_views, views_again
@@ -261,6 +262,7 @@ def memory_stages(kind: str = "llvm") -> list[Stage]:
         Stage("tvmopt.BoundOutputs", bound_outputs),  # of what the planner leaves to the runtime
         stage(T.RewriteCUDAGraph()),  # on the planned storage; only under the config that `build` sets for GPUs
         stage(T.LowerAllocTensor(), needed=True),
+        *([Stage("tvmopt.DistinctStorages", distinct_storages)] if kind == "llvm" else []),  # behind the last storage
         stage(T.KillAfterLastUse()),
         stage(T.LowerRuntimeBuiltin(), needed=True),
         stage(T.ComputePrimValue(), needed=True),
