@@ -38,10 +38,10 @@ from tvmopt.targets import Machine
 
 SHORT = 8
 """LLVM interleaves at most eight streams."""
-MOVES = 2.0
+MOVES = 1.7
 """Work that is shared between cores, in times of waking a thread: less than other loops need, for what one core alone
-has moved must come to the others afterwards. Transposes round a convolution, of 4.6 to 5.5 us on one core of a Zen 4:
-layers of 20 to 192 channels take 0.80 to 0.93 of their time on two cores near each other, 0.65 to 0.82 on two that
+has moved must come to the others afterwards. Transposes round a convolution, of 3.6 to 5.5 us on one core of a Zen 4:
+layers of 20 to 512 channels take 0.80 to 0.93 of their time on two cores near each other, 0.65 to 0.82 on two that
 share no L3; of 2.8 us, 1.07 and 1.20."""
 
 
