@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.prefetch import AHEAD, PREFETCH, panel_stride
-from tvmopt.scheduling.blocks import compared, inline_spatial
+from tvmopt.scheduling.blocks import compared, fused, inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.open_loops import STEP
@@ -52,8 +52,8 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
         ):
             below = math.prod(extents[first:])
             first -= 1
-    inner = sch.fuse(*loops[first:]) if len(loops) - first > 1 else loops[first]
-    outer = sch.fuse(*loops[:first]) if first > 1 else loops[0]
+    inner = fused(sch, loops[first:])
+    outer = fused(sch, loops[:first]) if first else loops[0]
     length = math.prod(extents[first:])
     if first == 0 or math.prod(extents[:first]) == 1:
         outer, inner = sch.split(inner, [None, below * _chunk(extents[first], max(1, chunk // below))])
@@ -149,7 +149,7 @@ def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, par
         group = lying_together(here, spatial, inner)
         outer = [i for i in spatial if i not in group]
         sch.reorder(*[loops[i] for i in (*outer, *reduce, *group)])
-        row = sch.fuse(*[loops[i] for i in group]) if len(group) > 1 else loops[inner]
+        row = fused(sch, [loops[i] for i in group])
         length = math.prod(here.extents[i] for i in group)
         width = strip_of(length, limit, machine.lanes())
         block_outer, strip = sch.split(row, [None, width])
@@ -199,7 +199,7 @@ def strip_of(extent: int, limit: int, lanes: int) -> int:
 
 def _threads(sch: Any, loops: list[Any], parallel: bool) -> None:
     if parallel and loops:
-        sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
+        sch.parallel(fused(sch, loops))
 
 
 def _partial_sums(sch: Any, block: Any, here: BlockFacts, machine: Machine) -> None:

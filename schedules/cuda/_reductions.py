@@ -12,7 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmopt.schedules.cuda._threads import LINE, fused
+from tvmopt.schedules.cuda._threads import LINE
+from tvmopt.scheduling.blocks import fused
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize
 from tvmopt.scheduling.strides import step
 from tvmopt.targets import Machine

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvmopt.scheduling.blocks import fused
 from tvmopt.scheduling.facts import BlockFacts, itemsize
 from tvmopt.scheduling.strides import contiguous_suffix
 from tvmopt.targets import Machine
@@ -93,11 +94,6 @@ def staged(sch: Any, block: Any, thread: Any, lanes: Any, vector: int) -> None:
         if int(sch.get(innermost).extent) == vector:
             sch.vectorize(innermost)
     sch.unroll(lanes)
-
-
-def fused(sch: Any, loops: list[Any]) -> Any:
-    """One loop over all of `loops`."""
-    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def power_of_two(n: int) -> int:

@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import LINE, WORD, fill, fused
-from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.schedules.cuda._threads import LINE, WORD, fill
+from tvmopt.scheduling.blocks import fused, inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import along

@@ -234,6 +234,11 @@ def extent(sch: Schedule, loop: Any) -> int:
     return int(found) if isinstance(found, tirx.IntImm) else 0
 
 
+def fused(sch: Schedule, loops: Sequence[Any]) -> Any:
+    """One loop over all of `loops`, which lie in each other in this order."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
 def give_first_value(sch: Schedule, block: Any, loops: Sequence[Any]) -> None:
     """Give a reduction over an open axis its first value in front of its loops: TVM's is given in their first step, and
     there is none where values have selected nothing.

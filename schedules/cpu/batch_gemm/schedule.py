@@ -19,7 +19,7 @@ import tvm
 from tvm import tirx
 
 from tvmopt.lowering.stream_stores import STREAM, streamed
-from tvmopt.scheduling.blocks import annotated, consumer, extents
+from tvmopt.scheduling.blocks import annotated, consumer, extents, fused
 from tvmopt.scheduling.cost_model import choose_rows, common_vector, fits, product_worth_threads
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
@@ -141,7 +141,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
         pack = sch.get_sblock("pack")
         if problem.shared:
             *panels, _, _ = sch.get_loops(pack)
-            sch.parallel(sch.fuse(*panels) if len(panels) > 1 else panels[0])
+            sch.parallel(fused(sch, panels))
         elif lead and problem.matrices:
             sch.compute_at(pack, lead[-1], preserve_unit_loops=True)
         elif inner is m_tile:  # else all of it first: a row tile passes all panels
@@ -151,7 +151,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
         sch.parallel(m_tile)
     elif problem.threads and (lead or problem.split):
         tasks = lead if problem.matrices else [*lead, n_tile]
-        sch.parallel(sch.fuse(*tasks) if len(tasks) > 1 else tasks[0])
+        sch.parallel(fused(sch, tasks))
     sch.decompose_reduction(gemm, k)
     sch.unroll(m_in)
     if problem.nr:  # columns beyond N are dropped

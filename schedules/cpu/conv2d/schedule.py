@@ -67,12 +67,17 @@ class Conv2dProblem:
     @property
     def reach(self) -> int:
         """Rows from a window's first tap to its last, both counted."""
-        return 1 + (self.k[0] - 1) * self.dilation
+        return reach_of(self.k[0], self.dilation)
 
     @property
     def flops(self) -> float:
         """Multiply-adds count two."""
         return 2.0 * self.n * self.oh * self.ow * self.o * self.k[0] * self.k[1] * self.k[2]
+
+
+def reach_of(taps: int, dilation: int) -> int:
+    """Rows from a window's first tap to its last, both counted."""
+    return 1 + (taps - 1) * dilation
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
@@ -84,7 +89,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
     groups = int(block.annotations["tvmopt.groups"])
     o = prod(extents(out)[3:])
     dilation = int(block.annotations.get(DILATION, 1))
-    reach = 1 + (ky - 1) * dilation
+    reach = reach_of(ky, dilation)
     row_bytes = itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
     return Conv2dProblem(
         n,

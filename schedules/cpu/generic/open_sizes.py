@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from tvmopt.schedules.cpu._loops import inline_cheap
-from tvmopt.scheduling.blocks import extent, give_first_value, root_blocks
+from tvmopt.scheduling.blocks import extent, fused, give_first_value, root_blocks
 from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.facts import BlockFacts, block_facts
@@ -105,7 +105,7 @@ def _nest(sch: Any, block: Any, here: BlockFacts, loops: list[Any], parallel: bo
             sch.reorder(*[loops[k] for k in (*spatial, *reduced, inner)])
         outer = [loops[k] for k in spatial]
     if parallel and outer:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fused(sch, outer))
     give_first_value(sch, block, [loops[k] for k in reduced])
 
 

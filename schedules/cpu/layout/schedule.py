@@ -29,7 +29,7 @@ from tvm_ffi import structural_walk
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
 from tvmopt.schedules.cpu.layout.lower import SQUARES, THREADS, ranges_of, transpose_of
 from tvmopt.schedules.cpu.layout.tile import side_of
-from tvmopt.scheduling.blocks import named_arguments
+from tvmopt.scheduling.blocks import fused, named_arguments
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
@@ -145,7 +145,7 @@ def _rows_again(sch: Any, block: Any, seam: int, knobs: Knobs) -> None:
     outer, first = loops[:-seam], loops[-seam]
     sch.annotate(first, "pragma_loop_partition_hint", 1)
     if outer and knobs["parallel"]:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fused(sch, outer))
 
 
 def interleaved(here: BlockFacts) -> int | None:
@@ -177,7 +177,7 @@ def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
     _, turn = sch.split(last, [None, ways])
     sch.unroll(turn)
     if outer and knobs["parallel"]:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fused(sch, outer))
 
 
 def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) -> bool:
@@ -256,7 +256,7 @@ def _transpose(sch: Any, block: Any, here: BlockFacts, axes: tuple[int, int], kn
         if extent % knobs["tile"]:
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
     if outer and knobs["parallel"] and math.prod(int(sch.get(o).extent) for o in outer) >= 2:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fused(sch, outer))
     elif knobs["parallel"]:
         sch.parallel(columns)
 
@@ -265,6 +265,6 @@ def _threads(sch: Any, outer: list[Any], long: Any, extent: int, knobs: Knobs) -
     if not knobs["parallel"]:
         return
     if outer and math.prod(int(sch.get(o).extent) for o in outer) >= 2:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fused(sch, outer))
     elif extent % 64 == 0 and extent > 64:
         sch.parallel(sch.split(long, [None, 64])[0])

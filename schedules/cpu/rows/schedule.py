@@ -20,7 +20,7 @@ from tvm import tirx
 
 from tvmopt.lowering.loops import NANOSECONDS
 from tvmopt.schedules.cpu._attention_tasks import open_loops
-from tvmopt.scheduling.blocks import annotated, extents, loop_extents, root_blocks
+from tvmopt.scheduling.blocks import annotated, extents, fused, loop_extents, root_blocks
 from tvmopt.scheduling.cost_model import LOOPS, worth_threads
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
@@ -94,6 +94,6 @@ def apply(sch: Any, problem: RowsProblem, knobs: Knobs) -> None:
                 continue
     if not loops:
         return
-    task = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+    task = fused(sch, loops)
     if knobs["parallel"]:
         sch.parallel(task)

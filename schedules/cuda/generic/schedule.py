@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda._reductions import cross_reduction, is_product, parts_of
-from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
+from tvmopt.schedules.cuda._threads import fill, one_pass, vector_width
 from tvmopt.schedules.cuda._window import serial_reduction
-from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.blocks import fused, inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
-from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.schedules.cuda._threads import fill, one_pass, vector_width
+from tvmopt.scheduling.blocks import fused, inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import along, one_pass_blocks, transposed

@@ -15,8 +15,8 @@ import math
 from typing import Any
 
 from tvmopt.schedules.cuda._reductions import RowsProblem, find_rows, prefix_of
-from tvmopt.schedules.cuda._threads import WORD, fused, power_of_two, staged, vectors
-from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.schedules.cuda._threads import WORD, power_of_two, staged, vectors
+from tvmopt.scheduling.blocks import fused, inline_spatial
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
