@@ -143,7 +143,8 @@ def exp_nonpositive(x: Expr) -> Expr:
     """e^x for x <= 0 (softmax): below -87.3 exactly 0."""
 
     def body(x: Expr) -> Expr:  # a comparison with NaN is false: NaN passes
-        return tirx.Select(x < _const(-87.3, x), _const(0.0, x), _exp_bounded(x))
+        value = _exp_scaled(x) if _scales(x) else _exp_bounded(x)
+        return tirx.Select(x < _const(-87.3, x), _const(0.0, x), value)
 
     return _let(x, body, "x")
 
