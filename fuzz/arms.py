@@ -1,4 +1,4 @@
-"""Refuse kernels in which a loop's number decides what is chosen and also where the choices are loaded from.
+"""Refuse kernels in which a loop's number decides what is chosen, and from which place, perhaps outside of a tensor.
 
     value = select(k == 3, x[k * 64], x[0])        is computed as       a = x[192], b = x[0]
                                                                         value = select(k == 3, a, b)
@@ -17,7 +17,9 @@ from importlib import import_module
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_walk
 
@@ -29,20 +31,36 @@ def check_arms(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
     """The function itself.
 
     Raises:
-        RuntimeError: a loop's number decides a choice between numbers that are loaded from places it stands in.
+        RuntimeError: a loop's number decides a choice between numbers that are loaded from places it stands in, and for
+            some of its numbers such a place is outside of the tensor, or is not known not to be.
     """
     loops: list[Any] = []
-    structural_walk(func.body, ((tirx.For, lambda loop: loops.append(loop.loop_var)),))
+    known = Analyzer()
+
+    def loop(node: Any) -> None:
+        loops.append(node.loop_var)
+        known.bind(node.loop_var, Range.from_min_extent(node.min, node.extent))
 
     def choice(node: Any) -> None:
         loads = [*_loads(node.true_value), *_loads(node.false_value)]
-        used = [var for load in loads for index in load.indices for var in undefined_vars(index)]
+        used = [var for load in loads if not _inside(load, known) for var in undefined_vars(load.indices[0])]
         asked = [var for part in _parts(node.condition) if not _loads(part) for var in undefined_vars(part)]
-        if any(one.same_as(loop) and two.same_as(loop) for loop in loops for one in asked for two in used):
+        if any(one.same_as(var) and two.same_as(var) for var in loops for one in asked for two in used):
             raise RuntimeError(f"a loop's number decides a choice, and where it is loaded from: {str(node)[:300]}")
+
+    structural_walk(func.body, ((tirx.For, loop),))
 
     structural_walk(func.body, ((tirx.Select, choice),))
     return func
+
+
+def _inside(load: Any, known: Any) -> bool:
+    """Whether all numbers of a load are the tensor's, whatever the loops' numbers are."""
+    (place,), (size,) = load.indices, load.source.shape
+    ends = [place.base, place.base + place.stride * (place.lanes - 1)] if isinstance(place, tirx.Ramp) else [place]
+    bounds = [known.const_int_bound(end) for end in ends]
+    least, most = min(bound.min_value for bound in bounds), max(bound.max_value for bound in bounds)
+    return isinstance(size, tirx.IntImm) and least >= 0 and most < int(size)
 
 
 def _parts(condition: Any) -> list[Any]:

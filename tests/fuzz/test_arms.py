@@ -12,14 +12,14 @@ from tvmopt.lowering.loop_passes import all_loop_passes
 
 
 @T.prim_func(s_tir=True)
-def decides(x: T.Buffer((256,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+def decides(x: T.Buffer((144,), "float32"), y: T.Buffer((64,), "float32")) -> None:
     for k in range(4):
         for i in T.vectorized(16):
             y[k * 16 + i] = T.Select(k == 2, x[k * 64 + i], x[i])
 
 
 @T.prim_func(s_tir=True)
-def decides_in_part(x: T.Buffer((256,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+def decides_in_part(x: T.Buffer((80,), "float32"), y: T.Buffer((64,), "float32")) -> None:
     for k in range(4):
         for i in T.vectorized(16):
             y[k * 16 + i] = T.Select(x[i] > 0.0 and k < 2, x[k * 64 + i], x[i])
@@ -38,6 +38,13 @@ def asks_what_is_loaded(x: T.Buffer((256,), "float32"), y: T.Buffer((64,), "floa
             y[k * 16 + i] = T.Select(x[k * 64 + i] > 0.0, x[k * 64 + i], x[i])
 
 
+@T.prim_func(s_tir=True)
+def stays_inside(x: T.Buffer((256,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+    for k in range(4):
+        for i in T.vectorized(16):
+            y[k * 16 + i] = T.Select(k < 2, x[k * 64 + i], x[i])
+
+
 # fmt: on
 
 
@@ -54,6 +61,6 @@ def test_a_place_that_the_choice_decides_is_refused(func: tvm.tirx.PrimFunc) -> 
         lowered(func)
 
 
-@pytest.mark.parametrize("func", [branches, asks_what_is_loaded])
+@pytest.mark.parametrize("func", [branches, asks_what_is_loaded, stays_inside])
 def test_branches_and_other_choices_are_not(func: tvm.tirx.PrimFunc) -> None:
     assert lowered(func)
