@@ -32,7 +32,8 @@ def check_arms(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
     Raises:
         RuntimeError: a loop's number decides a choice between numbers that are loaded from places it stands in, and for
-            some of its numbers such a place is outside of the tensor, or is not known not to be.
+            some of its numbers such a place may be outside of the tensor. Tensors of open sizes are not looked at:
+            nothing proves where the mask of an attention ends.
     """
     loops: list[Any] = []
     known = Analyzer()
@@ -49,18 +50,19 @@ def check_arms(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
             raise RuntimeError(f"a loop's number decides a choice, and where it is loaded from: {str(node)[:300]}")
 
     structural_walk(func.body, ((tirx.For, loop),))
-
     structural_walk(func.body, ((tirx.Select, choice),))
     return func
 
 
 def _inside(load: Any, known: Any) -> bool:
-    """Whether all numbers of a load are the tensor's, whatever the loops' numbers are."""
+    """Whether all numbers of a load are the tensor's, whatever the loops' numbers are, or its size is open."""
     (place,), (size,) = load.indices, load.source.shape
+    if not isinstance(size, tirx.IntImm):
+        return True
     ends = [place.base, place.base + place.stride * (place.lanes - 1)] if isinstance(place, tirx.Ramp) else [place]
     bounds = [known.const_int_bound(end) for end in ends]
     least, most = min(bound.min_value for bound in bounds), max(bound.max_value for bound in bounds)
-    return isinstance(size, tirx.IntImm) and least >= 0 and most < int(size)
+    return least >= 0 and most < int(size)
 
 
 def _parts(condition: Any) -> list[Any]:
