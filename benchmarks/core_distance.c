@@ -1,5 +1,6 @@
 /* How far apart two processors are: what a line costs that both of them use.
  *
+ *     mkdir -p build
  *     cc -O2 -march=native -pthread benchmarks/core_distance.c -o build/core_distance
  *     build/core_distance [first] [second]          # numbers of two processors; 0 and 1
  *

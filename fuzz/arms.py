@@ -7,7 +7,7 @@ Both arms of a choice are computed, and TVM simplifies each of them as if its co
 to 3 reads a number behind the end of `x` all the same. (Where the condition is one truth, and no vector, TVM makes a
 branch of the choice, and the load is safe.) The way out is to load in front of the choice, in a Let.
 
-Fuzzing and the tests of tvmopt compile all their kernels with this check.
+Fuzzing and the tests of tvmopt compile all their kernels with this check, which looks at tensors of known size.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def check_arms(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
     Raises:
         RuntimeError: a loop's number decides a choice between numbers that are loaded from places it stands in, and for
-            some of its numbers such a place may be outside of the tensor. Tensors of open sizes are not looked at:
-            nothing proves where the mask of an attention ends.
+            some of its numbers such a place may be outside of the tensor.
     """
     loops: list[Any] = []
     known = Analyzer()
@@ -55,7 +54,8 @@ def check_arms(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
 
 def _inside(load: Any, known: Any) -> bool:
-    """Whether all numbers of a load are the tensor's, whatever the loops' numbers are, or its size is open."""
+    """Whether all numbers of a load are the tensor's, whatever the loops' numbers are, or its size is
+    open: nothing proves then that an attention's mask, which such a choice reads, ends where its keys do."""
     (place,), (size,) = load.indices, load.source.shape
     if not isinstance(size, tirx.IntImm):
         return True

@@ -28,7 +28,11 @@ def allocations(shape, ranges, without=()):
         stages = memory_stages()
         until = [s.name for s in stages].index("RewriteCUDAGraph")
         kept = [s for s in stages[:until] if s.name not in without]
-        main = through(kept, lower(imported.module, machine).module)["main"]
+        return allocated(through(kept, lower(imported.module, machine).module)["main"])
+
+
+def allocated(main):
+    """Names of the operators that allocate in a function, with their shapes."""
     found = []
     relax.analysis.post_order_visit(
         main,

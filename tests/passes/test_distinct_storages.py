@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from onnx import helper
-from tvm import relax
 
 from tests.importer.onnx_check import model, value
+from tests.passes.test_bound_outputs import allocated
 from tvmopt.importer import prepare
 from tvmopt.importer.relax import to_relax
 from tvmopt.passes.distinct_storages import PAGE, distinct_storages
@@ -25,16 +25,7 @@ def network():
 
 
 def storages(main) -> list[int]:
-    found: list[int] = []
-    relax.analysis.post_order_visit(
-        main,
-        lambda e: (
-            found.append(int(e.args[0].values[0]))
-            if getattr(getattr(e, "op", None), "name", "") == "relax.memory.alloc_storage"
-            else None
-        ),
-    )
-    return found
+    return [int(shape.values[0]) for name, shape in allocated(main) if name == "relax.memory.alloc_storage"]
 
 
 def test_each_storage_has_its_own_number_of_pages() -> None:

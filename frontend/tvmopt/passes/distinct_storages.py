@@ -21,9 +21,11 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi import structural_map
 
+from tvmopt.passes.graph import op_name
+
 PAGE = 4096
 """Bytes by which TVM's allocator tells sizes apart."""
-STORAGE = "relax.memory.alloc_storage"
+STORAGE = "memory.alloc_storage"
 
 
 def distinct_storages(module: tvm.IRModule) -> tvm.IRModule:
@@ -38,7 +40,7 @@ def _distinct(func: relax.Function) -> relax.Function:
     taken = set[int]()
 
     def rule(call: Any) -> Any:
-        if getattr(call.op, "name", "") != STORAGE or not isinstance(call.args[0].values[0], tirx.IntImm):
+        if op_name(call) != STORAGE or not isinstance(call.args[0].values[0], tirx.IntImm):
             return call
         pages = own = -(-int(call.args[0].values[0]) // PAGE)
         while own in taken:

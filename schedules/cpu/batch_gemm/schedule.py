@@ -4,7 +4,8 @@ of GEMM on unpacked operands.
 B's rows are read where they lie: nr consecutive elements a step of k, the next step N*4 bytes further. Packing B would
 cost K*N moves for K*N*M/lanes FMAs; below M = 64 or so it does not pay, and above it the hardware prefetcher follows
 the stride. Where N is no multiple of half a vector (197 tokens), the lowering packs B into zero-padded panels instead.
-Where C is more than L2 holds, a row tile passes all columns before the next one.
+Where C is more than L2 holds, a row tile passes all columns before the next one; where a quarter of L3 does not hold
+it, it is written past the caches.
 Tasks: the batch; where that is less than two a core, the column tiles of each too (each packs its own columns), or, of
 a packed B and many rows, first the panels of B and then the row tiles of each matrix.
 Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; two matrices of 64x256x256 246.
