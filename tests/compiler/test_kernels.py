@@ -99,6 +99,20 @@ def test_another_model_uses_the_kernels_that_it_shares(made: list[str]) -> None:
     assert two.report.accuracy["verified"]
 
 
+def test_names_of_tensors_decide_nothing(made: list[str]) -> None:
+    """The loops of a model have kernels of their own, with names of their own for what they read."""
+    one, two = model(ROWS), model(ROWS)
+    for node in two.graph.node:
+        node.input[:] = [f"its_{name}" for name in node.input]
+        node.output[:] = [f"its_{name}" for name in node.output]
+    for value in (*two.graph.input, *two.graph.output, *two.graph.initializer):
+        value.name = f"its_{value.name}"
+    before = library(one)
+    count = len(made)
+    assert library(two) != before, "the names of inputs and outputs are the library's"
+    assert len(made) == count
+
+
 def test_damaged_files_are_made_again(made: list[str], cache: Kernels) -> None:
     first, count = library(model(ROWS)), len(made)
     assert cache.folder is not None

@@ -54,7 +54,16 @@ static int many(int launches) {
     CHECK(tvmopt_pool_launch(count, &expected[size - 1], 0) == 0);
     for (int i = 0; i < 8; i++) CHECK(seen[i] == expected[i]);
   }
-  meets = 0, wrong_task = 2;
+  meets = 0;
+  tvmopt_pool_use(8);
+  tvmopt_worth_threads(0); /* of the next launch only */
+  for (int at = 0; at < 3; at++) {
+    for (int i = 0; i < (at ? 8 : 1); i++) expected[i]++;
+    CHECK(tvmopt_pool_launch(count, NULL, 0) == 0);
+    for (int i = 0; i < 8; i++) CHECK(seen[i] == expected[i]);
+    if (at == 1) tvmopt_worth_threads(1);
+  }
+  wrong_task = 2;
   tvmopt_pool_use(4);
   CHECK(tvmopt_pool_launch(count, NULL, 0) == -1);
   return 0;

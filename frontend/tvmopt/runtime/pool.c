@@ -1,7 +1,7 @@
 /* The threads that kernels run on, linked into every artifact's library; a process uses the copy that it loaded first.
  *
  * Generated code calls TVMBackendParallelLaunch and TVMBackendParallelBarrier through two pointers, which the loader
- * (runtime/pool.py) sets to tvmopt_pool_launch and tvmopt_pool_barrier. TVM's own pool is one a calling thread: a
+ * (runtime/pool.py) sets to tvmopt_pool_launch and tvmopt_pool_barrier, and tvmopt_worth_threads through a third one. TVM's own pool is one a calling thread: a
  * server with a thread a request makes and ends a pool a request, a forked process waits for workers that it does not
  * have, and concurrent callers put more threads on the cores than there are.
  *
@@ -103,6 +103,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static __thread int threads = 1;        /* that a launch of this thread may use */
 static __thread Place *here = places;   /* where they are */
 static __thread int favourite;          /* the team this thread had last: its workers are awake */
+static __thread int unshared;           /* the next launch of this thread is not worth other threads */
 
 /* Memory that is never given back; none where there is none. */
 static void *room(size_t bytes) {
@@ -274,6 +275,7 @@ static int sharers(int others) {
 /* What __TVMBackendParallelLaunch points to. TVM's generated code takes its share by `group->tasks`, whatever it is. */
 int tvmopt_pool_launch(Task task, void *data, int most) {
   int tasks = most > 0 && most < threads ? most : threads;
+  if (unshared) unshared = 0, tasks = 1;
   if (tasks <= 1) return alone(task, data);
   tasks /= sharers(atomic_fetch_add_explicit(&here->callers, 1, memory_order_relaxed));
   Team *team = tasks > 1 ? lease() : NULL;
@@ -282,6 +284,13 @@ int tvmopt_pool_launch(Task task, void *data, int most) {
   atomic_fetch_sub_explicit(&here->callers, 1, memory_order_relaxed);
   return failed;
 }
+
+/* What __tvmopt_worth_threads points to: whether the next launch of the calling thread is worth other threads. */
+void tvmopt_pool_worth(int threads) { unshared = !threads; }
+
+/* What a kernel of open sizes calls in front of a parallel loop, as only a call knows how much work it has. */
+void (*__tvmopt_worth_threads)(int) = tvmopt_pool_worth;
+void tvmopt_worth_threads(int threads) { __tvmopt_worth_threads(threads); }
 
 /* What __TVMBackendParallelBarrier points to: wait until every task of the group is here. */
 int tvmopt_pool_barrier(int task, Group *group) {

@@ -28,6 +28,7 @@ SOURCE = Path(__file__).with_name("pool.c")
 _POINTERS = {
     "__TVMBackendParallelLaunch": "tvmopt_pool_launch",
     "__TVMBackendParallelBarrier": "tvmopt_pool_barrier",
+    "__tvmopt_worth_threads": "tvmopt_pool_worth",
 }
 _LOCK = threading.Lock()
 
@@ -65,7 +66,8 @@ def adopt(path: str) -> None:
         _owner = kept = _owner or library
     try:
         for pointer, function in _POINTERS.items():
-            if hasattr(library, pointer):  # a library without parallel loops has none
+            # a library without parallel loops has none; one of an older version lacks a function, and does without
+            if hasattr(library, pointer) and hasattr(kept, function):
                 place = ctypes.c_void_p.in_dll(library, pointer)
                 place.value = ctypes.cast(getattr(kept, function), ctypes.c_void_p).value
     finally:

@@ -30,7 +30,7 @@ from tvm_ffi import StructuralKey, structural_map, structural_mutate
 from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.family import Declined, RowTiles
-from tvmopt.scheduling.open_loops import STEP, Names, moved, number, of_task, quotient, remainder
+from tvmopt.scheduling.open_loops import STEP, Names, moved, number, of_task, quotient, remainder, shared_where
 
 Scheduler = Callable[[tirx.PrimFunc, bool], tirx.PrimFunc]
 Place = tuple[int, int]
@@ -293,7 +293,7 @@ def in_tiles(
     build = _Tiles(func, rows, tiles, scheduled)
     body = build.parallel() if parallel_from is not None else build.by_tasks(tirx.ForKind.SERIAL)
     if parallel_from is not None and parallel_from > 1:
-        body = tirx.IfThenElse(build.all >= parallel_from, body, build.by_tasks(tirx.ForKind.SERIAL, few=True))
+        body = shared_where(build.all >= parallel_from, body)
     root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
     done = func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
     return done.with_attr("tirx.is_scheduled", True)
@@ -332,9 +332,9 @@ class _Tiles:
             return self.by_rows()
         return self.by_tasks(tirx.ForKind.PARALLEL)
 
-    def by_tasks(self, kind: Any, few: bool = False) -> Any:
+    def by_tasks(self, kind: Any) -> Any:
         """A loop over tasks, in it those over rows: the weights of a task stay in the cache. Where there are rows
-        enough for pieces, a loop over these lies around it, and threads share both; `few`: there never are."""
+        enough for pieces, a loop over these lies around it, and threads share both."""
         tiles, task = quotient(self.count, self.tiles.height), tirx.Var("task", "int32")
         bases = [tirx.Var("row", "int64") for _ in self.others]
 
@@ -345,7 +345,7 @@ class _Tiles:
             return body
 
         pieces = self._pieces()
-        if few or pieces is None:
+        if pieces is None:
             tasks = tirx.const(self.tasks, "int32")
             return tirx.For(task, tirx.const(0, "int32"), tasks, kind, loops(number(0), tiles, True))
         q, around, names = tirx.Var("q", "int64"), Names(self.buffers), Names(self.buffers)

@@ -30,7 +30,7 @@ from tvm_ffi import structural_mutate, structural_walk
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import PixelTiles
 from tvmopt.scheduling.open_borders import CHANNELS, LEFT, NOTHING, TOP
-from tvmopt.scheduling.open_loops import Names, Target, moved, number, of_task, quotient
+from tvmopt.scheduling.open_loops import Names, Target, moved, number, of_task, quotient, shared_where
 from tvmopt.scheduling.open_pictures import PICTURE, PIXEL, ROW, Pictures
 from tvmopt.scheduling.picture_tasks import Tasks
 
@@ -48,14 +48,10 @@ def in_pixels(
     """
     kind = InPlace if tiles.by_channels and reads_channels(pictures) else Tasks
     build = kind(pictures, tiles, scheduled, cores)
-    if cores > 1 and tiles.threads_from <= 1:
-        body = build.loop(tirx.ForKind.PARALLEL)
-    else:
-        body = build.loop(tirx.ForKind.SERIAL)
+    body = build.loop(tirx.ForKind.PARALLEL if cores > 1 else tirx.ForKind.SERIAL)
     if cores > 1 and tiles.threads_from > 1:
-        parallel = build.loop(tirx.ForKind.PARALLEL)
         count = build.size[PICTURE] * build.size[ROW] * build.size[PIXEL]
-        body = tirx.IfThenElse(count >= number(tiles.threads_from), parallel, body)
+        body = shared_where(count >= number(tiles.threads_from), body)
     root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
     done = pictures.func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
     return done.with_attr("tirx.is_scheduled", True)

@@ -69,6 +69,20 @@ def test_one_side_is_known(shape):
         close(model.guarded([x], expected.shape), expected, 72)
 
 
+@pytest.mark.parametrize("rows", [16, 64, 128, 512])
+def test_high_pictures_of_open_width(rows):
+    """Where any width gives threads enough to do, no part of a kernel is for widths below 1: TVM fails on a division
+    by one there."""
+    w, b = random(16, 3, 1, 12), random(16)
+    model = Open(open_module(layer(w, b, strides=1, padding=(4, 0), dilation=(4, 1)), [(1, rows, "w", 12)]))
+    assert list(model.how.values()) == [("conv2d", "")]
+    for wide in (1, 7, 8, 9, 33):
+        x = random(1, rows, wide, 12)
+        expected = np.pad(x.astype("float64"), ((0, 0), (4, 4), (0, 0), (0, 0)))
+        expected = sum(expected[:, 4 * k : 4 * k + rows] @ w[:, k, 0].astype("float64").T for k in range(3))
+        close(model.guarded([x], expected.shape), np.maximum(expected + b, 0), 36)
+
+
 def test_what_follows_a_convolution_is_computed_in_it():
     w, b = random(24, 3, 3, 24), random(24)
     shapes = [("n", "h", "w", 24), ("n", "h", "w", 24), ("n", 1, 1, 24)]
