@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ import pytest
 
 import tvmopt
 from tests.runtime.small import small_model
-from tvmopt.analysis.trials import Checked, nodes_in_loops
+from tvmopt.analysis.trials import OPEN, Checked, nodes_in_loops, seconds_of, sizes_to_try
 from tvmopt.analysis.verify import Verification, verify
 from tvmopt.compiler import accuracy
 from tvmopt.compiler.accuracy import begin
@@ -184,6 +185,38 @@ def test_references_of_a_large_model_wait(monkeypatch: pytest.MonkeyPatch, model
 
     compile_model(request, None, told)
     assert len(begun) == 1
+
+
+def test_each_open_size_is_verified_at_two_sizes(open_model: Path) -> None:
+    """However long a run takes: with one picture alone a kernel that mixes up several would have passed. Where a run
+    takes no time, the largest sizes are among them."""
+    manifest = tvmopt.compile(str(open_model), verify=False).artifact.manifest
+    (known,) = manifest.symbols.values()
+    for seconds, largest in ((lambda sizes: 2.0 * sizes["n"] * OPEN, 2), (lambda sizes: 0.0, known.max)):
+        tried = [sizes["n"] for sizes in sizes_to_try(manifest, seconds)]
+        assert tried[0] == known.opt == known.min == 1
+        assert len(set(tried)) > 1 and max(tried) == largest
+
+
+def test_seconds_of_what_references_do_slowly() -> None:
+    """A transform counts as the products that define it, a recurrent layer by its steps: both took longer than their
+    FLOPs tell, so that open models were verified for minutes at sizes too large."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+
+    def of(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], result: tuple[int, ...], *weights: Any) -> float:
+        inputs = [value(name, 1, shape) for name, shape in shapes.items()]
+        graph = onnx.helper.make_graph([node], "g", inputs, [value(node.output[0], 1, result)], [*weights])
+        return seconds_of(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+
+    step = onnx.numpy_helper.from_array(np.int64(160), "step")
+    window = onnx.numpy_helper.from_array(np.ones(400, np.float32), "window")
+    stft = make("STFT", ["x", "step", "window"], ["y"])
+    frames = 1 + (48_000 - 400) // 160
+    spectra = of(stft, {"x": (4, 48_000, 1)}, (4, frames, 201, 2), step, window)
+    assert spectra > 0.05 > 10 * of(make("Relu", ["x"], ["y"]), {"x": (4, 48_000, 1)}, (4, 48_000, 1))
+    lstm = make("LSTM", ["x", "w", "r"], ["y"], hidden_size=8)
+    shapes = {"x": (1000, 1, 8), "w": (1, 32, 8), "r": (1, 32, 8)}
+    assert of(lstm, shapes, (1000, 1, 1, 8)) > 0.5
 
 
 def test_nodes_of_bodies_count_as_often_as_their_loops_run() -> None:

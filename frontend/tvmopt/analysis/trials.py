@@ -38,11 +38,22 @@ from tvmopt.runtime.tensors import TensorInfo, from_plain
 from tvmopt.targets.memory import give_back
 from tvmopt.toolchain.emulation import EmulatedModel, opened
 
-OPEN = 5e9
-"""FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
+OPEN = 0.5
+"""Seconds by :func:`seconds_of` at open sizes other than the named ones, at the most: larger sizes are halved for it.
+The judge's other runs, onnxruntime and the compiled model together take two to five times as long."""
 
-NODE = 1e5
-"""FLOPs in the time that float64 takes for a node of a loop's body, however small: loops have thousands of trips."""
+PRODUCTS, REPEATED, BYTES = 2e10, 4e9, 2e9
+"""What float64 does in a second: FLOPs of products, FLOPs of a recurrent layer, which reads its weights in each step,
+and bytes of float32 that other nodes read and write."""
+
+NODE = 5e-5
+"""Seconds of a node of a loop's body, however small: loops have thousands of trips."""
+
+RECURRENT = {"LSTM": 20, "GRU": 20, "RNN": 5}
+"""Of how many nodes a step of such a layer takes the time."""
+
+SPECTRUM = 3e-10
+"""Seconds that onnxruntime takes for a product of a transform, which it computes as the sum that defines it."""
 
 FORESEEN = 1 << 27
 """Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are."""
@@ -214,12 +225,10 @@ def in_child(
     def at(sizes: dict[str, int]) -> list[TensorInfo]:
         return [info_at(info, sizes) for info in manifest.inputs]
 
-    def flops_at(sizes: dict[str, int]) -> float:
-        prepared = checked.prepared(at(sizes), values)
-        known = {t.name: t for t in prepared.graph.initializer}
-        return float(metrics(prepared).flops) + NODE * nodes_in_loops(prepared.graph.node, known)
+    def seconds_at(sizes: dict[str, int]) -> float:
+        return seconds_of(checked.prepared(at(sizes), values))
 
-    for index, sizes in enumerate(sizes_to_try(manifest, flops_at)):
+    for index, sizes in enumerate(sizes_to_try(manifest, seconds_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:
             ahead = judge = None  # what was made at other sizes is freed first
             give_back()
@@ -244,6 +253,21 @@ def in_child(
     return {"trials": [asdict(t) for t in found], "reference": reference, "reason": "", "emulator": emulator}
 
 
+def seconds_of(prepared: onnx.ModelProto) -> float:
+    """How long a reference takes for a run, roughly: float64, or onnxruntime where that takes longer."""
+    known = {t.name: t for t in prepared.graph.initializer}
+    seconds = NODE * nodes_in_loops(prepared.graph.node, known)
+    for op in metrics(prepared).ops:
+        if op.op_type in RECURRENT:
+            steps = math.prod(op.shape[:2])  # of both directions
+            seconds += op.flops / REPEATED + NODE * RECURRENT[op.op_type] * steps
+        else:
+            seconds += 2 * op.macs / PRODUCTS + op.bytes / BYTES
+        if op.op_type in ("DFT", "STFT"):
+            seconds += SPECTRUM * math.prod(op.shape) * 2 * op.shape[-2]
+    return seconds
+
+
 def nodes_in_loops(nodes: Sequence[onnx.NodeProto], known: Mapping[str, onnx.TensorProto]) -> int:
     """How many nodes a run evaluates in the bodies of loops whose trips are `known` constants."""
     total = 0
@@ -255,22 +279,26 @@ def nodes_in_loops(nodes: Sequence[onnx.NodeProto], known: Mapping[str, onnx.Ten
     return total
 
 
-def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
+def sizes_to_try(manifest: Manifest, seconds: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
     """Open sizes to verify: the named ones, the smallest, the largest that :data:`OPEN` allows, and some between.
 
     Args:
-        flops: of one run at some sizes.
+        seconds: of one run at some sizes.
     """
     ranges, conditions = manifest.symbols, manifest.conditions
     if not ranges:
         return [{}]
     largest = {name: known.max for name, known in ranges.items()}
-    while flops(largest) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
+    while (taken := seconds(largest)) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
+        parts = 2 ** max(1, int(math.log2(taken / OPEN) / len(ranges)))  # to prepare a model takes a while, too
         largest = {
-            name: max(size // 2, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
+            name: max(size // parts, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
         }
     generator = np.random.default_rng(0)
     between = {n: int(generator.integers(r.min, largest[n] + 1)) for n, r in ranges.items()}
+    # a size of which nothing larger than the smallest is allowed is tried at one more: what works for one picture only
+    # would have passed
+    between |= {n: min(r.min + 1, r.max) for n, r in ranges.items() if largest[n] == r.min}
     wanted = [{n: r.opt for n, r in ranges.items()}, {n: r.min for n, r in ranges.items()}, largest, between]
     return [s for s in distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
 

@@ -9,12 +9,17 @@ import numpy as np
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result
 
 LONG = 2048
-"""Points from which the fast transform takes the place of the definition: as many products a bin take too long."""
+"""Points from which the fast transform takes the place of the definition in any case: as many products a bin take too
+long."""
 
 
 def _spectrum(z: Array, length: int, bins: int, inverse: bool = False) -> Array:
-    """``sum_j z[..., j] exp(-+2 pi i j k / length)`` for k < bins, complex128; `z` is cut or filled with zeros."""
-    if length > LONG:
+    """``sum_j z[..., j] exp(-+2 pi i j k / length)`` for k < bins, complex128; `z` is cut or filled with zeros.
+
+    By the fast transform, which rounds less than the sum of products; it spreads a number that is not finite over parts
+    that are, so that of such numbers only the definition tells which bins have none.
+    """
+    if length > LONG or np.isfinite(z).all():
         whole = np.fft.ifft(z, length) if inverse else np.fft.fft(z, length)
         return np.asarray(whole[..., :bins])
     used = min(z.shape[-1], length)

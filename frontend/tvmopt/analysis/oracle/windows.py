@@ -106,11 +106,13 @@ def convolve(
     rows = w.reshape(groups, m // groups, -1).astype(dtype, copy=False)
     width = w.shape[1] * prod(kernel)
     step = max(1, CHUNK // max(1, groups * width * prod(outputs[1:]) * dtype.itemsize)) if outputs else 1
-    for image, first in product(range(n), range(0, outputs[0], step)):
-        part = view[image][(slice(None), *(slice(None),) * len(kernel), slice(first, first + step))]
-        columns = part.reshape(groups, width, -1)
-        made = np.matmul(rows, columns)
-        out[image, :, first : first + step] = made.reshape(m, -1, *outputs[1:])
+    together = max(1, step // outputs[0])  # small pictures: a product of a few columns takes as long as one of many
+    for image, first in product(range(0, n, together), range(0, outputs[0], step)):
+        whole: Index = (slice(image, image + together), slice(None), *(slice(None),) * len(kernel))
+        part = np.moveaxis(view[(*whole, slice(first, first + step))], 0, 1 + len(kernel))
+        made = np.matmul(rows, part.reshape(groups, width, -1))
+        found = made.reshape(m, part.shape[1 + len(kernel)], -1, *outputs[1:])
+        out[image : image + together, :, first : first + step] = np.moveaxis(found, 0, 1)
     return out
 
 
