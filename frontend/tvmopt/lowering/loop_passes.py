@@ -18,6 +18,7 @@ from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
 from tvmopt.lowering.spread_bits import SpreadBits
 from tvmopt.lowering.stream_stores import StreamStores
 from tvmopt.lowering.strided_loads import StridedLoads
+from tvmopt.lowering.vector_pieces import VectorPieces
 from tvmopt.lowering.widen_zeros import WidenZeros
 
 ON_GPUS = frozenset({
@@ -30,7 +31,7 @@ ON_GPUS = frozenset({
 """Passes of threads, of memory that these share, and of what only schedules for GPUs ask for: they walk through a
 kernel for a CPU and change nothing, which took a twentieth of the time of all (ResNet-50, PP-OCRv4's detector)."""
 
-ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders", "tvmopt.StreamStores"})
+ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders", "tvmopt.StreamStores", "tvmopt.VectorPieces"})
 """Passes of ours that are for CPUs alone."""
 
 
@@ -44,7 +45,8 @@ def loop_passes() -> list[Any]:
         s.LowerMatchBuffer(), s.StmtSimplify(), s.InjectPermutedLayout(), s.AnnotateIrregularLoop(),
         s.InjectSoftwarePipeline(), s.TransformMmaBufferLayout(), s.LowerOpaqueBlock(),
         KeepRemainders, t.FlattenBuffer(), PlainRemainders,
-        t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, AlignStores, t.VectorizeLoop(),
+        t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, VectorPieces, AlignStores,
+        t.VectorizeLoop(),
         s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), ChooseArms,
         HoistBorders, t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(),
         s.RewriteUnsafeSelect(), StreamStores, t.CommonSubexprElim(),

@@ -8,8 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
-from tvm.s_tir import renew_defs
-from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.s_tir.stmt import SBlock
 from tvm.tirx.stmt import BufferRegion
 from tvm_ffi import structural_equal, structural_map, structural_mutate
 
@@ -87,39 +86,25 @@ def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
     for k in range(1, len(found)):
         low = found[k]
         if isinstance(low, tirx.FloorMod) and isinstance(low.b, tirx.IntImm) and structural_equal(low.b, shape[k]):
-            high = _without(found[k - 1], tirx.FloorDiv(low.a, low.b))
+            high = without(found[k - 1], tirx.FloorDiv(low.a, low.b))
             if high is not None:
                 found[k - 1 : k + 1], split = [high, low.a], True
     return found if split else None
 
 
-def _without(total: Any, term: Any) -> Any | None:
+def without(total: Any, term: Any) -> Any | None:
     """A sum without one of its terms; None: it has no such term."""
     if structural_equal(total, term):
         return tirx.const(0, str(total.ty.dtype))
     if isinstance(total, tirx.Add):
         for one, other in ((total.a, total.b), (total.b, total.a)):
-            left = _without(one, term)
+            left = without(one, term)
             if left is not None:
                 return left + other
     if isinstance(total, tirx.Sub):
-        left = _without(total.a, term)
+        left = without(total.a, term)
         return None if left is None else left - total.b
     return None
-
-
-def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Both bodies in one function."""
-    fresh = renew_defs(no)
-    known = dict(zip(fresh.params, yes.params, strict=True))
-    for old, new in zip(fresh.params, yes.params, strict=True):
-        pairs = zip(getattr(old.ty, "shape", ()), getattr(new.ty, "shape", ()), strict=True)
-        known |= {a: b for a, b in pairs if isinstance(a, tirx.Var)}
-    body = structural_map(fresh.body, (tirx.Var, lambda v: known.get(v, v))).block
-    first = yes.body.block
-    both = tirx.IfThenElse(condition, first.body, body.body)
-    root = SBlock([], [], [], "root", both, None, [*first.alloc_buffers, *body.alloc_buffers], [], {})
-    return yes.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
 
 
 WORTH = "tvmopt_worth_threads"

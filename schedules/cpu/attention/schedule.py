@@ -21,7 +21,7 @@ from tvmopt.schedules.cpu.attention.one_query import TOGETHER
 from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.open_loops import either
+from tvmopt.scheduling.open_loops import shared_where
 from tvmopt.targets import Machine
 
 
@@ -39,10 +39,8 @@ def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
     keys = k[keys_axis(block)]
     scores = q[0].astype("int64") * q[1] * q[2] * keys
     least = LOOPS * machine.thread_ns / 1.5 * (machine.peak_flops / machine.cores) / 1e9 / (4 * int(q[3]))
-    serial = _attention_tasks.open_loops(func, "attention", False, [TOGETHER])
-    if machine.cores == 1:
-        return serial
-    return either(scores >= int(least) + 1, _attention_tasks.open_loops(func, "attention", True, [TOGETHER]), serial)
+    done = _attention_tasks.open_loops(func, "attention", machine.cores > 1, [TOGETHER])
+    return done.with_body(shared_where(scores >= int(least) + 1, done.body))
 
 
 def knobs(problem: AttentionProblem, machine: Machine) -> Space:

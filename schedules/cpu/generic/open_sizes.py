@@ -9,7 +9,7 @@ would have - for reshapes, transposes, masks of [length, length] and what else r
     seams        a condition on a last axis of known length (a concatenation of channels) cuts its loop into pieces
                  without conditions
     reductions   the contiguous axis of the result innermost, the reduced axes around it, the first value before them
-    threads      where the work, counted at run time, is worth them: both forms of the loops are in the kernel
+    threads      where the work, counted at run time, is worth them
 
 What is contiguous is read off the function at some sizes; schedule primitives keep it right at all.
 """
@@ -27,7 +27,7 @@ from tvmopt.scheduling.blocks import extent, fused, give_first_value, root_block
 from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.facts import BlockFacts, block_facts
-from tvmopt.scheduling.open_loops import either
+from tvmopt.scheduling.open_loops import shared_where
 from tvmopt.scheduling.open_rows import at_sizes, with_size_variables
 from tvmopt.scheduling.strides import transposed, vector_axis
 from tvmopt.targets import Machine
@@ -46,13 +46,9 @@ SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
 
 def schedule(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     """The function with its loops in order, for one thread or for all, by the work of a call."""
-    func = merge_chains(func)
-    serial, _, _ = _nests(func, machine, parallel=False)
-    if machine.cores == 1:
-        return serial
-    parallel, count, nanoseconds = _nests(func, machine, parallel=True)
+    func, count, nanoseconds = _nests(merge_chains(func), machine, parallel=machine.cores > 1)
     least = int(LOOPS * machine.thread_ns / max(nanoseconds, 1e-3)) + 1
-    return either(count >= least, parallel, serial)
+    return func.with_body(shared_where(count >= least, func.body))
 
 
 def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.PrimFunc, Any, float]:

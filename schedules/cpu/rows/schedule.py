@@ -24,7 +24,7 @@ from tvmopt.scheduling.blocks import annotated, extents, fused, loop_extents, ro
 from tvmopt.scheduling.cost_model import LOOPS, worth_threads
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.open_loops import either
+from tvmopt.scheduling.open_loops import shared_where
 from tvmopt.targets import Machine
 
 ELEMENT_NS = 0.5
@@ -55,12 +55,11 @@ def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
     block = annotated(func, "rows")
     if block is None:
         return None
-    name = str(block.name_hint)
-    serial = open_loops(func, name, False)
-    if machine.cores == 1 or not block.iter_vars:
-        return serial
+    done = open_loops(func, str(block.name_hint), machine.cores > 1 and bool(block.iter_vars))
+    if not block.iter_vars:
+        return done
     elements = prod([r.extent.astype("int64") for r in block.writes[0].region], start=_rows(block))
-    return either(elements >= int(LOOPS * machine.thread_ns / ELEMENT_NS), open_loops(func, name, True), serial)
+    return done.with_body(shared_where(elements >= int(LOOPS * machine.thread_ns / ELEMENT_NS), done.body))
 
 
 def _rows(block: Any) -> Any:
