@@ -41,7 +41,7 @@ class TrimTaps(Rewrite):
             padding[axis] -= first * ints(attrs.dilation)[axis]
             padding[axis + 2] -= (weight.shape[2 + axis] - last) * ints(attrs.dilation)[axis]
         left = weight[tuple(parts)]
-        if left.shape == weight.shape or not _finite(weight):
+        if left.shape == weight.shape or not finite(weight):
             return None
         self.applied(var, op_name(value))
         return with_attrs(value, [value.args[0], const(left, value.args[1])], padding=padding)
@@ -63,5 +63,6 @@ def _inside(taps: int, stride: int, dilation: int, before: int, after: int, size
     return first, last
 
 
-def _finite(weight: Any) -> bool:
+def finite(weight: Any) -> bool:
+    """Whether zeros times the weights are zeros."""
     return weight.dtype.kind in "iu" or bool(np.isfinite(weight.astype("float32")).all())
