@@ -167,6 +167,31 @@ def test_what_follows_an_open_transposed_convolution_is_computed_as_its_pixels_a
     assert sorted(names) == ["conv1x1", "conv1x11", "fused_interleave_add_relu"]
 
 
+@pytest.mark.parametrize(
+    "depth, kernel, stride, pad, extra, groups",
+    [
+        (1, (1, 4, 4), (1, 2, 2), (0, 1, 1), (0, 0, 0), 1),
+        (1, (3, 3, 5), (2, 2, 1), (1, 1, 2), (0, 1, 0), 2),
+        (1, (2, 2, 2), (1, 2, 2), (0, 0, 0, 1, 0, 0), (0, 0, 0), 1),
+        ("d", (1, 3, 4), (1, 2, 3), (0, 1, 0), (0, 0, 1), 2),
+        (3, (1, 4, 2), (1, 2, 1), (0, 1, 1), (0, 0, 0), 1),
+    ],
+)
+def test_volumes_of_single_frames_are_pictures(depth, kernel, stride, pad, extra, groups):
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, 6 // groups, *kernel)).astype("float32")
+    attrs = {"strides": stride, "padding": pad, "output_padding": extra, "groups": groups}
+    model = Open(
+        open_module(lambda bb, x: relax.op.nn.conv3d_transpose(x, relax.const(w), **attrs), [("n", 4, depth, "h", "w")])
+    )
+    assert not any("conv3d" in name or "conv2d_transpose" in name for name in model.how)
+    for n, height, width in [(1, 3, 7), (2, 8, 9), (3, 15, 16), (1, 17, 33)]:
+        x = rng.standard_normal((n, 4, n + 1 if depth == "d" else depth, height, width)).astype("float32")
+        ends = list(pad) * 2 if len(pad) == 3 else list(pad)
+        want = reference(x, w, strides=stride, pads=ends, output_padding=extra, group=groups)
+        np.testing.assert_allclose(model(x)[0], want, rtol=1e-5, atol=1e-5)
+
+
 def test_declines_open_volumes_where_voxels_overlap():
     weight = relax.const(np.ones((4, 4, 3, 3, 3), "float32"))
     module = open_module(lambda bb, x: relax.op.nn.conv3d_transpose(x, weight, strides=2), [("n", 4, "h", 5, 5)])

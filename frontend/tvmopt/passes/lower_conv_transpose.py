@@ -16,6 +16,8 @@ Applies when   the weight is a constant, dilation 1; one to three spatial axes, 
 Declines when  1. the weight is not a constant   2. a dilation is not 1   3. the rank is unknown, the layout not NCHW
                4. a volume's size is open, and voxels overlap or the result is cut: TVM takes minutes to compile that
                5. it stands alone (see ConvertLayout), and a family computes it faster as it lies
+Volumes        whose frames are results of one frame each, by the same tap, are a batch of pictures: those one frame
+               deep that stay so, and kernels of one frame that move by one.
 Open sizes     of pictures: the interleave is one operator of ours (tvmopt.interleave), on channels last.
 Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
                the output (TVM's own form zero-stuffs the input) costs s*s times as many.
@@ -31,7 +33,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.lowering.common import is_open, sizes
+from tvmopt.lowering.common import is_empty, is_open, sizes
 from tvmopt.lowering.extremes import Extremes
 from tvmopt.operators.interleave import interleave
 from tvmopt.passes.convert_layout import alone
@@ -91,6 +93,35 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         given, call = call, self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") not in _OPS:
             return call
+        tap = _tap_of_frames(call)
+        return self._lowered(call, given) if tap is None else self._frames(call, given, tap)
+
+    def _frames(self, call: relax.Call, given: relax.Call, tap: int) -> relax.Expr:
+        """A transposed convolution of volumes as one of their frames."""
+        emit, a = self.builder_.emit, call.attrs
+        (n, channels, depth, *image), out = sizes(call.args[0]) or (), sizes(call) or ()
+        x, weight = call.args[0], call.args[1].value.numpy()[:, :, tap]
+        if depth == 1:
+            x = emit(relax.op.reshape(x, (n, channels, *image)))
+        else:  # by way of channels last, as ConvertConv3d: so PropagateTransposes brings them together
+            x = emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
+            x = emit(relax.op.reshape(x, (n * depth, *image, channels)))
+            x = emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
+        pads = [int(v) for v in a.padding]
+        y = relax.op.nn.conv2d_transpose(
+            x, relax.const(weight, str(weight.dtype)),
+            strides=list(a.strides)[1:], padding=[*pads[1:3], *pads[4:]], output_padding=list(a.output_padding)[1:],
+            dilation=list(a.dilation)[1:], groups=int(a.groups), out_dtype=a.out_dtype or None,
+        )  # fmt: skip
+        y = emit(self._lowered(self.builder_.normalize(y), given))
+        if depth == 1:
+            return relax.op.reshape(y, out)
+        y = emit(relax.op.permute_dims(y, [0, 2, 3, 1]))
+        y = emit(relax.op.reshape(y, (out[0], *out[2:], out[1])))
+        return relax.op.permute_dims(y, [0, 4, 1, 2, 3])
+
+    def _lowered(self, call: relax.Call, given: relax.Call) -> relax.Expr:
+        """The transposed convolution `call`, which `given` was, or is a part of."""
         x, w = call.args
         xs, a = sizes(x), call.attrs
         if not isinstance(w, tvm.ir.GenericConst):  # Decline 1
@@ -185,6 +216,21 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         batch, _, *grid = sizes(parts[0]) or ()
         rows = [emit(relax.op.reshape(z, (batch, groups, weight.shape[1], *grid))) for z in parts]
         return emit(relax.op.reshape(emit(relax.op.concat(rows, 2)), (batch, -1, *grid)))
+
+
+def _tap_of_frames(call: relax.Call) -> int | None:
+    """The tap along depth that makes each frame of the result out of one frame; None where there is no such tap."""
+    (x, w), a = call.args, call.attrs
+    xs, out = sizes(x), sizes(call)
+    if xs is None or out is None or len(xs) != 5 or is_empty((*xs, *out)) or not isinstance(w, tvm.ir.GenericConst):
+        return None
+    if (a.data_layout, a.kernel_layout) != ("NCDHW", "IODHW"):
+        return None
+    taps, before, after = int(w.ty.shape.values[2]), int(a.padding[0]), int(a.padding[3])
+    if taps == 1 and int(a.strides[0]) == 1 and not (before or after or int(a.output_padding[0])):
+        return 0
+    tap, rest = divmod(before, int(a.dilation[0]))
+    return tap if xs[2] == out[2] == 1 and not rest and tap < taps else None
 
 
 def _overlaps(kernel: tuple[int, ...], attrs: Any) -> bool:
