@@ -89,18 +89,16 @@ def convolve(
     if not out.size or not x.size:
         return out
     view = windows(x, kernel, strides, dilations, outputs)
-    if groups == c and w.shape[1] == 1:  # a channel at a time: a sum over the taps
-        per = m // c
-        step = max(1, NEAR // max(1, n * per * prod(outputs) * dtype.itemsize))
+    if groups == c == m and c > 1:  # a channel at a time: a sum over the taps
+        step = max(1, NEAR // max(1, n * prod(outputs) * dtype.itemsize))
         for first in range(0, c, step):
             own = slice(first, first + step)
-            total = out[:, first * per : (first + step) * per].reshape(n, -1, per, *outputs)
-            weights = w[first * per : (first + step) * per, 0].reshape(1, -1, per, *kernel, *(1,) * len(kernel))
+            total, weights = out[:, own], w[own, 0].reshape(1, -1, *kernel, *(1,) * len(kernel))
             term = np.empty_like(total)
             for tap in product(*map(range, kernel)):
                 at: Index = (slice(None), own, *tap)
-                of: Index = (slice(None), slice(None), slice(None), *tap)
-                np.multiply(view[at][:, :, None], weights[of], out=term)
+                of: Index = (slice(None), slice(None), *tap)
+                np.multiply(view[at], weights[of], out=term)
                 np.add(total, term, out=total)
         return out
     rows = w.reshape(groups, m // groups, -1).astype(dtype, copy=False)
