@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
 
 import tvmopt
 from tvmopt.cache import Kernels
@@ -111,6 +113,17 @@ def test_names_of_tensors_decide_nothing(made: list[str]) -> None:
     count = len(made)
     assert library(two) != before, "the names of inputs and outputs are the library's"
     assert len(made) == count
+
+
+def test_sizes_that_a_kernel_is_given_stand_in_its_tensors_types(cache: Kernels) -> None:
+    """A kernel of tensors of 2 * n numbers is given n as a number."""
+    n, i = tirx.Var("n", "int64"), tirx.Var("i", "int64")
+    x, y = (tirx.decl_buffer((n * 2,), "float32", name, layout=None) for name in "xy")
+    copy = tirx.BufferStore(y, tirx.BufferLoad(x, [i]), [i])
+    loop = tirx.For(i, tirx.const(0, "int64"), n * 2, tirx.ForKind.SERIAL, copy)
+    func = tirx.PrimFunc([x, n, y], loop).with_attrs({"tirx.noalias": True, "tirx.is_scheduled": True, "s_tir": True})
+    made = kernels.objects(tvm.IRModule({"copy": func}), Machine.load("x86-64-v3"), cache)
+    assert b"copy" in made["copy"]
 
 
 def test_damaged_files_are_made_again(made: list[str], cache: Kernels) -> None:

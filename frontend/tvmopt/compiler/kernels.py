@@ -139,8 +139,11 @@ def _written(module: tvm.runtime.Module, path: Path) -> bytes:
 
 
 def _numbered(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with numbers in place of its tensors' names."""
-    new = [tirx.Var(f"tensor{number}", param.ty) for number, param in enumerate(func.params)]
+    """The kernel with numbers in place of its tensors' names; sizes that it is given stand in the types of these."""
+    new = [
+        tirx.Var(f"tensor{number}", param.ty) if hasattr(param.ty, "shape") else param
+        for number, param in enumerate(func.params)
+    ]
     known = dict(zip(func.params, new, strict=True))
     body = structural_map(func.body, (tirx.Var, lambda var: known.get(var, var)))
     return tirx.PrimFunc(new, body, func.ret_type, func.attrs)
