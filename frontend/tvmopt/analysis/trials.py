@@ -56,7 +56,8 @@ SPECTRUM = 3e-10
 """Seconds that onnxruntime takes for a product of a transform, which it computes as the sum that defines it."""
 
 FORESEEN = 1 << 27
-"""Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are."""
+"""Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are, and
+up to which it may be there for two sets of sizes at once."""
 
 FLOATS = ("float32", "float16", "float64")
 """Types of inputs whose values no bounds limit."""
@@ -108,6 +109,7 @@ class Checked:
     Attributes:
         operators: what the importer converts, as the parent says it; to ask it would load TVM's compiler, which takes
             seconds.
+        weights: the numbers in each.
     """
 
     def __init__(self, model: str, progress: Callable[[str], None], apart: bool = False) -> None:
@@ -117,6 +119,8 @@ class Checked:
         self.operators: set[tuple[str, str]] = set()
         self.original = load(model, mapped=True)
         self.guess: Peers | None = None
+        self.weights = {t.name: math.prod(t.dims) for t in self.original.graph.initializer}
+        self._kept: tuple[dict[str, list[int]], Any] | None = None
 
     def bound(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of the inputs that were bound."""
@@ -124,15 +128,25 @@ class Checked:
 
         return dict(bound_arrays(self.original.graph, values))
 
-    def prepared(self, infos: Sequence[TensorInfo], values: Mapping[str, Array]) -> Any:
-        """The model as the importer prepares it for static inputs."""
+    def prepared(self, infos: Sequence[TensorInfo], values: Mapping[str, Array], keep: bool = False) -> Any:
+        """The model as the importer prepares it for static inputs.
+
+        Args:
+            keep: it, if it is small and the first one, until it is asked for again: large models prepare for seconds.
+        """
         from tvmopt.importer import prepare
         from tvmopt.importer.protos import normal_domain
 
         shapes = {info.name: list(info.shape) for info in infos}
-        return prepare(
+        if self._kept is not None and self._kept[0] == shapes:
+            made, self._kept = self._kept[1], None
+            return made
+        made = prepare(
             self.original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in self.operators
         )
+        if keep and self._kept is None and sum(self.weights.values()) <= FORESEEN:
+            self._kept = shapes, made
+        return made
 
     def foresee(self, shapes: Mapping[str, Any]) -> None:
         """Run onnxruntime on what will most likely be the inputs, while the parent loads TVM and imports the model.
@@ -142,10 +156,9 @@ class Checked:
         Args:
             shapes: that were asked for.
         """
-        weights = {t.name: math.prod(t.dims) for t in self.original.graph.initializer}
-        given = [i for i in self.original.graph.input if i.name not in weights]
+        given = [i for i in self.original.graph.input if i.name not in self.weights]
         infos = [info for i in given if (info := floats_of(i, shapes.get(i.name))) is not None]
-        if infos and len(infos) == len(given) and sum(weights.values()) <= FORESEEN:
+        if infos and len(infos) == len(given) and sum(self.weights.values()) <= FORESEEN:
             self.guess = self._peers(infos, {seed: trial_inputs(infos, seed) for seed in trials(infos)}, {})
             give_back()
 
@@ -226,7 +239,7 @@ def in_child(
         return [info_at(info, sizes) for info in manifest.inputs]
 
     def seconds_at(sizes: dict[str, int]) -> float:
-        return seconds_of(checked.prepared(at(sizes), values))
+        return seconds_of(checked.prepared(at(sizes), values, keep=True))
 
     for index, sizes in enumerate(sizes_to_try(manifest, seconds_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:
@@ -288,18 +301,23 @@ def sizes_to_try(manifest: Manifest, seconds: Callable[[dict[str, int]], float])
     ranges, conditions = manifest.symbols, manifest.conditions
     if not ranges:
         return [{}]
+    named = {name: known.opt for name, known in ranges.items()}
     largest = {name: known.max for name, known in ranges.items()}
-    while (taken := seconds(largest)) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
-        parts = 2 ** max(1, int(math.log2(taken / OPEN) / len(ranges)))  # to prepare a model takes a while, too
+    if largest != named and seconds(named) > OPEN:
+        largest = named
+    power, before, halvings = float(len(ranges)), 0.0, 1
+    while any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()) and (taken := seconds(largest)) > OPEN:
+        power = max(0.5, math.log2(before / taken) / halvings) if before > taken else power
+        before, halvings = taken, max(1, int(math.log2(taken / OPEN) / power))  # to ask means to prepare the model
         largest = {
-            name: max(size // parts, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
+            name: max(size >> halvings, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
         }
     generator = np.random.default_rng(0)
     between = {n: int(generator.integers(r.min, largest[n] + 1)) for n, r in ranges.items()}
     # a size of which nothing larger than the smallest is allowed is tried at one more: what works for one picture only
     # would have passed
     between |= {n: min(r.min + 1, r.max) for n, r in ranges.items() if largest[n] == r.min}
-    wanted = [{n: r.opt for n, r in ranges.items()}, {n: r.min for n, r in ranges.items()}, largest, between]
+    wanted = [named, {n: r.min for n, r in ranges.items()}, largest, between]
     return [s for s in distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
 
 
