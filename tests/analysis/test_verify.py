@@ -93,6 +93,22 @@ def test_onnxruntime_runs_before_the_model_is_imported(model: Path, open_model: 
         assert "running the reference" not in stages
 
 
+def test_references_of_open_sizes_run_at_the_named_ones_meanwhile(open_model: Path, tmp_path: Path) -> None:
+    request = Request(str(open_model), Machine.load("cpu"))
+    with Verification(open_model) as started:
+        heard = list[dict[str, Any]]()
+
+        def told(imported: Imported) -> None:
+            begin(started, imported, request)
+            heard.extend(json.loads(started._child._pipe.readline()) for _ in range(2))
+
+        compiled, _ = compile_model(request, None, told)
+        assert heard == [{"ready": True}, {"progress": "running the reference"}]
+        early = started.verdict(compiled)
+    assert early == verify(compiled, open_model)
+    assert len({tuple(t.sizes.items()) for t in early.trials}) > 1
+
+
 def test_it_waits_where_the_file_does_not_tell_the_inputs(open_model: Path, tmp_path: Path) -> None:
     whole = onnx.load(open_model)
     whole.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2

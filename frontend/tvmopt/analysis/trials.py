@@ -176,14 +176,15 @@ class Checked:
         return None if self.apart else lambda feeds: session().run({**feeds, **values})
 
     def sampled(
-        self, infos: list[TensorInfo], values: Mapping[str, Array], most: float = math.inf, few: bool = False
-    ) -> Sampled:
+        self, infos: list[TensorInfo], values: Mapping[str, Array], most: float = math.inf, few: bool = False,
+        keep: bool = False,
+    ) -> Sampled:  # fmt: skip
         """Inputs to try, and onnxruntime's outputs.
 
         Args:
-            most: FLOPs of a run above which one seed is enough. few: whether it is in any case.
+            most: FLOPs of a run above which one seed is enough. few: whether it is in any case. keep: see `prepared`.
         """
-        prepared = self.prepared(infos, values)
+        prepared = self.prepared(infos, values, keep)
         flops = float(metrics(prepared).flops)
         seeds = (0,) if few or flops > most else trials(infos)
         found, self.guess = self.guess, None
@@ -219,7 +220,7 @@ def in_child(
     ahead, judge = None, None
     if early:
         infos = [TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in told["inputs"]]
-        ahead = checked.sampled(infos, checked.bound({n: from_plain(v) for n, v in told["values"].items()}))
+        ahead = checked.sampled(infos, checked.bound({n: from_plain(v) for n, v in told["values"].items()}), keep=True)
         judge = Judge(ahead.prepared, told["precision"], rtol)
         # which rows are rounded to 8 bits is not known yet
         if not (ahead.flops > LARGE and 0 in ahead.peers) and not any(map(may_round, ahead.prepared.graph.node)):
@@ -238,8 +239,11 @@ def in_child(
     def at(sizes: dict[str, int]) -> list[TensorInfo]:
         return [info_at(info, sizes) for info in manifest.inputs]
 
+    asked: list[dict[str, int]] = []
+
     def seconds_at(sizes: dict[str, int]) -> float:
-        return seconds_of(checked.prepared(at(sizes), values, keep=True))
+        asked.append(sizes)
+        return seconds_of(checked.prepared(at(sizes), values, keep=len(asked) == 1 and ahead is None))
 
     for index, sizes in enumerate(sizes_to_try(manifest, seconds_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:

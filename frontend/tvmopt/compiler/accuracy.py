@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tvmopt.children import Progress
 from tvmopt.compiler.request import Request
 from tvmopt.compiler.results import parameter_count
+from tvmopt.dims import named_sizes
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.importer.protos import byte_size, human
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.draft import Draft
+from tvmopt.runtime.sizes import info_at
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
@@ -74,7 +76,8 @@ def begin(started: Verification, imported: Imported, request: Request) -> None:
         )
     if parameter_count(imported.model) <= AT_ONCE:
         infos = [TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs]
-        started.begin(infos, request.values, request.precision)
+        sizes = named_sizes(imported.ranges, imported.conditions)  # of open ones the first that are verified
+        started.begin([info_at(info, sizes) for info in infos], request.values, request.precision)
 
 
 def verified(
