@@ -1,9 +1,9 @@
 /* The threads that kernels run on, linked into every artifact's library; a process uses the copy that it loaded first.
  *
  * Generated code calls TVMBackendParallelLaunch and TVMBackendParallelBarrier through two pointers, which the loader
- * (runtime/pool.py) sets to tvmopt_pool_launch and tvmopt_pool_barrier, and tvmopt_worth_threads through a third one. TVM's own pool is one a calling thread: a
- * server with a thread a request makes and ends a pool a request, a forked process waits for workers that it does not
- * have, and concurrent callers put more threads on the cores than there are.
+ * (runtime/pool.py) sets to tvmopt_pool_launch and tvmopt_pool_barrier; a third one is behind tvmopt_worth_threads. TVM's
+ * own pool is one a calling thread: a server with a thread a request makes and ends a pool a request, a forked process
+ * waits for workers that it does not have, and concurrent callers put more threads on the cores than there are.
  *
  * A team is some workers that one caller has at a time. The first caller gets team 0 whole; of n callers at once each
  * gets a team of 1/n of the threads it asks for, so that two callers on two cores run on one core each, without waiting
