@@ -655,10 +655,10 @@ def near(sizes: Mapping[str, int], ranges: Ranges, conditions: Sequence[str], up
     return {}
 
 
-def named_sizes(ranges: Ranges, conditions: Sequence[str]) -> dict[str, int]:
+def best_sizes(ranges: Ranges, conditions: Sequence[str]) -> dict[str, int]:
     """The sizes for which a model is best, or the next that meet all conditions; empty where there are none.
 
-    >>> named_sizes({"h": Range(1, 100, 70)}, ["h == 32*(h//32)"])
+    >>> best_sizes({"h": Range(1, 100, 70)}, ["h == 32*(h//32)"])
     {'h': 64}
     """
     return near({name: known.opt for name, known in ranges.items()}, ranges, conditions)

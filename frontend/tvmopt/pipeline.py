@@ -82,6 +82,7 @@ from tvmopt.scheduling import concat_in_place
 from tvmopt.scheduling.apply import STAGE as APPLY
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families, tasks_of
 from tvmopt.scheduling.cost import kernel_cost
+from tvmopt.scheduling.open_loops import without_pool
 from tvmopt.scheduling.open_rows import at_shapes
 from tvmopt.targets import Machine
 from tvmopt.targets.precision import multiplies_bytes
@@ -501,13 +502,14 @@ Link = Callable[[Any], Any]
 
 
 def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
-    """Plan memory and generate code: a `relax.VMExecutable`.
+    """Plan memory and generate code: a `relax.VMExecutable`, whose kernels run on TVM's own threads.
 
     Args:
         cuda_graph: runs of kernels with static shapes are captured once as CUDA graphs and replayed.
     """
     run, link = plan_memory(lowered, machine, cuda_graph)
     kernels = bool(run.module.functions)
+    run.module = _without_pool(run.module)
     lower_loops(run, lowered.job)
     return link(generate(run.module, machine) if kernels else None)
 
@@ -557,7 +559,14 @@ def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Execu
     """Scheduled kernels alone, with the code that they have in a model."""
     rewrites = kernel_stages() if machine.kind == "llvm" else []
     with machine.tvm_target(), loop_context(machine):
-        return tvm.runtime.Executable(generate(through([*rewrites, *loop_stages(machine)], module), machine))
+        lowered = through([*rewrites, *loop_stages(machine)], _without_pool(module))
+        return tvm.runtime.Executable(generate(lowered, machine))
+
+
+def _without_pool(module: tvm.IRModule) -> tvm.IRModule:
+    """A module whose kernels need no `pool.c`, which only an artifact's library has."""
+    kernels = {g: without_pool(f) if isinstance(f, tirx.PrimFunc) else f for g, f in module.functions_items()}
+    return tvm.IRModule(kernels, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -27,11 +22,9 @@ from tvmopt.pipeline import (
     rewrite_kernels,
 )
 from tvmopt.report import DecisionLog
-from tvmopt.runtime import pool
 from tvmopt.runtime.tiles import request
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
-from tvmopt.toolchain.linking import find_cc
 
 MACHINES = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "sse": "x86-64-v2"}
 
@@ -79,21 +72,10 @@ def open_module(
     return bb.get()
 
 
-@cache
-def load_pool() -> None:
-    """Kernels of open sizes call the pool of threads, which every artifact's library has: here their code finds it in
-    the process."""
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "pool.so"
-        subprocess.run([*find_cc(), "-O2", "-shared", "-fPIC", "-pthread", pool.SOURCE, "-o", library], check=True)
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-
-
 class Open:
     """A module with open sizes, compiled; `how`: kernel -> its family, knobs and note."""
 
     def __init__(self, module: tvm.IRModule, machine: str = "avx512", cores: int = 2, precision: str = "fp32") -> None:
-        load_pool()
         target = Machine.load(MACHINES.get(machine, machine)).with_cores(cores)
         if target.has_tiles:
             assert not request()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvmopt.children import Progress
 from tvmopt.compiler.request import Request
 from tvmopt.compiler.results import parameter_count
-from tvmopt.dims import named_sizes
+from tvmopt.dims import best_sizes
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.importer.protos import byte_size, human
 from tvmopt.report import Report
@@ -76,7 +76,7 @@ def begin(started: Verification, imported: Imported, request: Request) -> None:
         )
     if parameter_count(imported.model) <= AT_ONCE:
         infos = [TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs]
-        sizes = named_sizes(imported.ranges, imported.conditions)  # of open ones the first that are verified
+        sizes = best_sizes(imported.ranges, imported.conditions)  # of open ones the first that are verified
         started.begin([info_at(info, sizes) for info in infos], request.values, request.precision)
 
 

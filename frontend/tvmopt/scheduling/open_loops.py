@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
-from tvm.ir import Range
+from tvm.ir import Call, Range
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock
 from tvm.tirx.stmt import BufferRegion
@@ -124,6 +124,18 @@ def shared_where(condition: Any, statement: Any) -> Any:
         return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("void", WORTH, condition.astype("int32"))), loop])
 
     return structural_mutate(statement, ((tirx.For, told),))
+
+
+def without_pool(func: Any) -> Any:
+    """A kernel that tells the pool nothing: code that is not linked with `pool.c` must not call it."""
+
+    def told(statement: Any) -> Any:
+        call = statement.value
+        known = isinstance(call, Call) and call.args and getattr(call.args[0], "value", None) == WORTH
+        return tirx.Evaluate(0) if known else statement
+
+    body = structural_map(func.body, (tirx.Evaluate, told))
+    return func if body.same_as(func.body) else func.with_body(body)
 
 
 class Names:
