@@ -239,11 +239,10 @@ def in_child(
     def at(sizes: dict[str, int]) -> list[TensorInfo]:
         return [info_at(info, sizes) for info in manifest.inputs]
 
-    asked: list[dict[str, int]] = []
+    named = {name: known.opt for name, known in manifest.symbols.items()}
 
     def seconds_at(sizes: dict[str, int]) -> float:
-        asked.append(sizes)
-        return seconds_of(checked.prepared(at(sizes), values, keep=len(asked) == 1 and ahead is None))
+        return seconds_of(checked.prepared(at(sizes), values, keep=sizes == named and ahead is None))
 
     for index, sizes in enumerate(sizes_to_try(manifest, seconds_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:

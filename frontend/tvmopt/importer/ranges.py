@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from tvmopt.dims import Dim, Range, Size, holds, is_open, lowest, near, told
+from tvmopt.dims import Dim, Range, Size, best_sizes, holds, is_open, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.branches import deciding_inputs
 from tvmopt.importer.protos import BITS, describe_type, node_name, node_reads
@@ -81,7 +81,7 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
         best = given[name].opt if name in given and given[name].opt else memory.axes[name][1]
         ranges[name] = Range(smallest[name], largest[name], min(max(best, smallest[name]), largest[name]))
     conditions = tuple(map(str, symbols.conditions))
-    named = near({n: r.opt for n, r in ranges.items()}, ranges, conditions)
+    named = best_sizes(ranges, conditions)
     return {n: Range(r.min, r.max, r.opt if n in given or not named else named[n]) for n, r in ranges.items()}
 
 

@@ -11,7 +11,7 @@ out before it looks for vectors, and then looks for them among the copies, which
 Applies when   an innermost loop of 32, 48, ... 128 iterations stores float32 at neighbouring places, and what it stores
                are loads from such places or from fixed ones and their sums, differences, products and extremes; on a
                CPU.
-Gain           code generation of a concatenation of four parts of 64 channels at open sizes: 0.88 -> 0.06 s
+Gain           code generation of a concatenation of four parts of 64 channels at open sizes: 0.88 -> 0.03 s
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _copies(loop: Any) -> bool:
 
 def _taken(value: Any) -> Any:
     """What is left of choices that LoopPartition has decided."""
-    while isinstance(value, ir.Call) and value.op.name.endswith("if_then_else"):
+    while isinstance(value, ir.Call) and getattr(value.op, "name", "").endswith("if_then_else"):
         condition, yes, no = value.args
         if not isinstance(condition, tirx.IntImm):
             break
@@ -87,8 +87,7 @@ def _steps(indices: Any, var: Any) -> int | None:
     if len(indices) != 1:
         return None
     rest = without(indices[0], var)
-    left = [indices[0] if rest is None else rest]
-    if any(other.same_as(var) for expression in left for other in undefined_vars(expression, [])):
+    if any(other.same_as(var) for other in undefined_vars(indices[0] if rest is None else rest, [])):
         return None
     return int(rest is not None)
 

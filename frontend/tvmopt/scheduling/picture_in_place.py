@@ -48,7 +48,7 @@ def in_pixels(
     """
     kind = InPlace if tiles.by_channels and reads_channels(pictures) else Tasks
     build = kind(pictures, tiles, scheduled, cores)
-    body = build.loop(tirx.ForKind.PARALLEL if cores > 1 else tirx.ForKind.SERIAL)
+    body = build.loop()
     if cores > 1 and tiles.threads_from > 1:
         count = build.size[PICTURE] * build.size[ROW] * build.size[PIXEL]
         body = shared_where(count >= number(tiles.threads_from), body)

@@ -40,13 +40,14 @@ class Tasks:
         self.size = tuple(number(d) for d in self.pictures.size)
         self.steps = int(self._static(self.tiles.widths[0])[1].extent)
 
-    def loop(self, kind: Any) -> Any:
+    def loop(self) -> Any:
         """One loop over tasks: pictures, pieces of their rows, and parts of a tile's own tasks."""
         count, rows, _ = self.size
-        names, together = Names(self.buffers), self._together(rows) if kind == tirx.ForKind.PARALLEL else None
+        kind = tirx.ForKind.PARALLEL if self.cores > 1 else tirx.ForKind.SERIAL
+        names, together = Names(self.buffers), self._together(rows) if self.cores > 1 else None
         height = self.tiles.height
         strips = rows if height == 1 else quotient(rows + (height - 1), height)
-        chunks = self._chunks(count, strips, 1 if kind == tirx.ForKind.SERIAL else self.cores, together)
+        chunks = self._chunks(count, strips, together)
         border = self._bordered(quotient(strips + chunks - 1, chunks) * height)  # TVM allocates it before all names
         chunks = names.of("chunks", chunks)
         q, j, inner = tirx.Var("q", "int64"), tirx.Var("j", "int64"), Names(self.buffers)
@@ -103,13 +104,13 @@ class Tasks:
             asked.append(rows * self.size[PIXEL] < number(tiles.parts_below))
         return tirx.any(*asked)
 
-    def _chunks(self, count: Any, rows: Any, cores: int, together: Any | None) -> Any:
+    def _chunks(self, count: Any, rows: Any, together: Any | None) -> Any:
         """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
         allow, and a multiple of the cores where these share nothing else."""
         least = self._least(rows)
-        if cores > 1:
-            shared = quotient(least + (2 * cores - 1), cores) * cores
-            enough = count >= number(4 * cores)
+        if self.cores > 1:
+            shared = quotient(least + (2 * self.cores - 1), self.cores) * self.cores
+            enough = count >= number(4 * self.cores)
             least = tirx.Select(enough if together is None else tirx.Or(together, enough), least, shared)
         return tirx.max(tirx.min(least, rows), number(1))
 

@@ -46,12 +46,12 @@ SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
 
 def schedule(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     """The function with its loops in order, for one thread or for all, by the work of a call."""
-    func, count, nanoseconds = _nests(merge_chains(func), machine, parallel=machine.cores > 1)
+    func, count, nanoseconds = _nests(merge_chains(func), machine)
     least = int(LOOPS * machine.thread_ns / max(nanoseconds, 1e-3)) + 1
     return func.with_body(shared_where(count >= least, func.body))
 
 
-def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.PrimFunc, Any, float]:
+def _nests(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, Any, float]:
     """The scheduled function, the iterations of its largest block, and the nanoseconds that one takes."""
     sch, twin = Schedule(func), Schedule(_tried_out(func))
     kept = {twin.get(block).name_hint: block_facts(twin, block) for block in inline_cheap(twin)}
@@ -68,7 +68,7 @@ def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.
             give_first_value(sch, block, loops)
             continue
         counts.append((here.elements, prod([sch.get(loop).extent.astype("int64") for loop in loops], start=_ONE), here))
-        _nest(sch, block, here, loops, parallel)
+        _nest(sch, block, here, loops, machine.cores > 1)
     if not counts:
         return sch.mod["main"], tirx.const(0, "int64"), 1.0
     elements, count, largest = max(counts, key=lambda c: c[0])
