@@ -69,7 +69,8 @@ class RowTiles:
     """How a family's kernels are cut where the number of rows is known at run time only (scheduling/open_rows.py).
 
     Attributes:
-        height: rows of a tile; the rows that are left get a body each for `height` - 1, ..., 1 rows.
+        height: rows of a tile.
+        lower: rows of the tiles for what is left behind those, the highest first; the last is 1.
         fetching: whether tiles, where there are two or more, prefetch the next weights between them: they get a body of
             their own.
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
@@ -82,6 +83,7 @@ class RowTiles:
     """
 
     height: int = 1
+    lower: tuple[int, ...] = ()
     fetching: bool = False
     pieces: int = 1
     enough: int = 2

@@ -4,7 +4,13 @@ along the open axes - so that one kernel serves every length and batch, and noth
     y[m, :] = f(x[m, :]), m < M       for task in parallel(tasks of a tile):
                                         for tile:       f of `height` rows          at base = height * tile; where there
                                                                                     are two, they prefetch weights
-                                        switch M % height:  f of 7, ..., 1 rows     at what is left
+                                        lower tiles:    f of fewer rows             at what is left
+
+What is left behind whole tiles is a tile moved back, which computes some rows twice, where the next lower one does not
+hold it and there are rows enough. With tiles of 8, 4, 2 and 1 rows::
+
+    15 rows   8 8 (moved back by 1)      13   8 4 1      11   8 4 (moved back by 1)      7   4 4 (moved back by 1)
+
 
 Each body is the family's schedule of the function at that many rows; `base` is added to its row indices. That is right
 only where every access to an open axis is the row itself, which :func:`rows_of` proves: a tensor [seq, seq] would be
@@ -16,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -405,15 +412,30 @@ class _Tiles:
             here = self._moved(height, [*bases, (begin + tile) * height], task, fetching=True)
             steps.append(tirx.For(tile, number(0), fetching, tirx.ForKind.SERIAL, here, None, {STEP: 1}))
             begin = names.of("after", begin + fetching)
-        tile = tirx.Var("tile", "int64")
-        here = self._moved(height, [*bases, (begin + tile) * height], task)
-        steps.append(tirx.For(tile, number(0), end - begin, tirx.ForKind.SERIAL, here))
-        rest, full = None, quotient(self.count, height) * height
-        for r in range(1, height):
-            rest = tirx.IfThenElse((self.count - full).equal(number(r)), self._moved(r, [*bases, full], task), rest)
-        if rest is not None:
-            steps.append(rest if last is True else tirx.IfThenElse(last, rest, None))
+        at, whole, left = begin * height, end - begin, number(0)
+        if height > 1:
+            left = remainder(self.count, height)
+            left = names.of("left", left if last is True else tirx.Select(last, left, number(0)))
+        for rows, fewer in pairwise((height, *self.tiles.lower, 0)):
+            if rows < height:
+                at, whole = self.count - left, names.of("whole", quotient(left, rows))
+                left = left - whole * rows
+            if rows - fewer > 1:
+                more = tirx.And(left > fewer, self.count >= rows)
+                whole = names.of("tiles", tirx.Select(more, whole + 1, whole))
+                left = names.of("left", tirx.Select(more, number(0), left))
+            steps.append(self._loop(rows, at, whole, bases, task))
         return tirx.SeqStmt([*names.statements, *steps]) if len(steps) > 1 else steps[0]
+
+    def _loop(self, rows: int, at: Any, count: Any, bases: Sequence[Any], task: Any) -> Any:
+        """So many tiles of `rows` rows from row `at` on, the last of which is moved back to end with the last row."""
+        tile, names = tirx.Var("tile", "int64"), Names(self.buffers)
+        base = at + tile * rows
+        if rows > 1:
+            base = names.of("base", tirx.min(base, self.count - rows))
+        body = self._moved(rows, [*bases, base], task)
+        body = tirx.SeqStmt([*names.statements, body]) if names.statements else body
+        return tirx.For(tile, number(0), count, tirx.ForKind.SERIAL, body)
 
     def _moved(self, rows: int, bases: Sequence[Any], task: Any, fetching: bool = False) -> Any:
         """One task of the body for `rows` rows that begin at `bases`, on the open function's parameters."""

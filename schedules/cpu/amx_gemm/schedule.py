@@ -99,6 +99,7 @@ def open_rows(problem: AmxGemmProblem, machine: Machine) -> RowTiles:
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
     return RowTiles(
         height,
+        lower=tuple(range(height - 1, 0, -1)),
         together=True,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
         knobs=lambda tile: {"height": min(tile.m, HEIGHT_OF_TILES), "rows_outer": 0, "m_chunks": 1},
