@@ -250,8 +250,11 @@ def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, 
     def threads(count: int) -> bool:
         return bool(_parallel_loops(scheduled(rows.at(count))))
 
-    first = bisect_left(WORTH_TRYING, True, key=threads) if machine.cores > 1 else len(WORTH_TRYING)
-    return in_tiles(func, rows, tiles, scheduled, WORTH_TRYING[first] if first < len(WORTH_TRYING) else None)
+    parallel_from = tiles.threads_from if machine.cores > 1 else None
+    if parallel_from == 0:
+        first = bisect_left(WORTH_TRYING, True, key=threads)
+        parallel_from = WORTH_TRYING[first] if first < len(WORTH_TRYING) else None
+    return in_tiles(func, rows, tiles, scheduled, parallel_from)
 
 
 def tasks_of(func: tirx.PrimFunc) -> int:

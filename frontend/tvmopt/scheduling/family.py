@@ -76,6 +76,7 @@ class RowTiles:
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
         enough: tiles of a piece from which they are.
         cached: rows that fit into half of the cache: a quarter more are cut into pieces of as many; 0: they are not.
+        threads_from: rows from which the work is worth threads; 0: what the family's schedules of some numbers say.
         together: whether rows must lie one behind the other in memory, as instructions read them that take an address
             and a distance: there is no axis of a known size in front of the open one.
         knobs: from the problem of a tile to its knobs; by default the analytic point.
@@ -88,6 +89,7 @@ class RowTiles:
     pieces: int = 1
     enough: int = 2
     cached: int = 0
+    threads_from: int = 0
     together: bool = False
     knobs: Callable[[Any], Knobs] | None = None
     fetching_knobs: Callable[[Any], Knobs] | None = None

@@ -49,6 +49,7 @@ from tvmopt.scheduling.cost_model import (
     near_rows,
     open_height,
     product_worth_threads,
+    products_from,
     row_pieces,
 )
 from tvmopt.scheduling.facts import largest_divisor
@@ -172,6 +173,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
         pieces=problem.cores if idle <= 1.1 else 2 * problem.cores,
         enough=2 if idle > 1.1 else min(ENOUGH, near) if idle > 1 else max(NEAR, near),
         cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
+        threads_from=products_from(2.0 * problem.m * problem.n * problem.k, machine),
         knobs=of_tile,
         fetching_knobs=lambda tile: of_tile(tile) | {"fetch": 1},
     )
