@@ -1,13 +1,19 @@
 """Results that jump: on either side of the edge where rounding decides it, and on the right side everywhere else."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, value
 from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.oracle import contrib
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.quantized import rounded
 
 node, INT64 = helper.make_node, TensorProto.INT64
+MS = "com.microsoft"
 THIRD = np.float32(1 / 3)
 NEAR, FAR = 4, 9
 
@@ -211,3 +217,44 @@ def test_a_tangent_of_an_angle_that_rounding_does_not_tell_from_a_pole():
     assert made.judged({"x": near}, {"y": right}, None).ok
     right[7] *= np.float32(1.03)
     assert not made.judged({"x": near}, {"y": right}, None).ok
+
+
+STEPS, HIDDEN = 24, 32
+
+
+def rounded_lstm(factor: float = 1.0) -> tuple[Any, dict[str, np.ndarray]]:
+    """DynamicQuantizeLSTM of two directions and its data; the scale of one of them times `factor`."""
+    random = np.random.default_rng(3)
+    weights = {n: random.integers(-127, 128, (2, k, 4 * HIDDEN)).astype("i1") for n, k in (("w", 9), ("r", HIDDEN))}
+    weights |= {"z": np.zeros(2, "i1"), "ws": np.full(2, 0.004, "f"), "b": np.zeros((2, 8 * HIDDEN), "f")}
+    weights["rs"] = np.array([1, factor], "f") * np.float32(0.6 / 127 / HIDDEN**0.5)
+    inputs = ["x", "w", "r", "b", "", "", "", "", "ws", "z", "rs", "z"]
+    last = node("DynamicQuantizeLSTM", inputs, ["y"], domain=MS, hidden_size=HIDDEN, direction="bidirectional")
+    made = model([last], [value("x", (STEPS, 1, 9))], [value("y", (STEPS, 2, 1, HIDDEN))], weights, domains={MS: 1})
+    return made, {"x": random.standard_normal((STEPS, 1, 9)).astype("f")}
+
+
+@pytest.mark.parametrize("step", [3, 11, 30])
+def test_a_state_between_two_codes_of_eight_bits(step, monkeypatch):
+    """A number of a state that an error takes to the next code changes all steps behind it by thousandths. Another
+    scale changes all of them by more, and so does what is in another order."""
+    made, feeds = rounded_lstm()
+    right, (other, _) = Oracle(made).run(feeds)["y"].astype("f"), rounded_lstm(1.05)
+    wrong = [Oracle(other).run(feeds)["y"].astype("f"), right * np.float32(1.05), right[:, ::-1].copy()]
+    calls = []
+
+    def one_code_on(x: np.ndarray) -> np.ndarray:
+        calls.append(x.shape)
+        codes = rounded(x)
+        if len(calls) == step:
+            codes[5] += (x.max(initial=0) - x.min(initial=0)) / 255
+        return codes
+
+    monkeypatch.setattr(contrib, "rounded", one_code_on)
+    flipped = Oracle(made).run(feeds)["y"].astype("f")
+    monkeypatch.undo()
+    assert 1e-4 < np.abs(flipped - right).max() < 1e-2
+    for found in (right, flipped):
+        assert Judge(made).judged(feeds, {"y": found}, None).ok
+    for found in wrong:
+        assert not Judge(made).judged(feeds, {"y": found}, None).ok

@@ -304,21 +304,6 @@ def _embed(x: Expansion) -> Nodes:
     return x.nodes
 
 
-def _lstm(x: Expansion) -> Nodes:
-    """DynamicQuantizeLSTM: an LSTM of the dequantized weights. onnxruntime also rounds the data and each state."""
-    data, weight, recurrence, *rest = x.inputs(8)
-    sides = []
-    for name, first in ((weight, 8), (recurrence, 10)):
-        scale, zero = x.input(first), x.input(first + 1)
-        shape = x.shape(scale)
-        wide = (shape[0], 1, shape[1] if len(shape) > 1 else 1)
-        zero_point = x.op("Cast", x.reshape(zero, wide), to=TensorProto.FLOAT)
-        value = x.op("Sub", x.op("Cast", name, to=TensorProto.FLOAT), zero_point)
-        sides.append(x.op("Transpose", x.op("Mul", value, x.reshape(scale, wide)), perm=[0, 2, 1]))
-    x.named(x.node.output, "LSTM", data, *sides, *rest, **x.attributes)
-    return x.nodes
-
-
 _FROM_PARAMETERS = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
 _PLAIN = words("Relu Tanh Sigmoid Elu Selu Softplus Softsign ThresholdedRelu LeakyRelu HardSigmoid")
 
@@ -546,7 +531,6 @@ WRITERS: dict[str, Writer] = {
     "MatMulIntegerToFloat": _integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_matmul,
     "QEmbedLayerNormalization": _embed,
-    "DynamicQuantizeLSTM": _lstm,
     "QuantizeLinear": _standard("QuantizeLinear"),
     "DequantizeLinear": _standard("DequantizeLinear"),
     "FusedConv": _fused_conv,

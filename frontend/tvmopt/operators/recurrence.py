@@ -3,11 +3,13 @@
     y, h, [c] = tvmopt.recurrent(projected, recurrence, ...)                G gates, D directions, H hidden units
 
     projected   [S, B, D*G*H]   x W^T + b of all steps: one matrix product, outside the recurrence
-    recurrence  [D, G*H, H]     R, as ONNX has it
+    recurrence  [D, G*H, H]     R, as ONNX has it; or integers, of LSTMs whose state is rounded
     bias        [D, H]          GRU with linear_before_reset only: of h R^T for the third gate
     lengths     [B] int32       steps of each sequence, if they differ
     h0, c0      [D, B, H]       initial states; zero if left out
     peephole    [D, 3*H]        LSTM
+    scale       [D, G*H]        LSTM: what the integers of R count, row by row. Then each step rounds h to 8 bits, with
+                                the range of each sequence (0 included): h R^T becomes a product of integers
     y           [S, D, B, H]    h of every step; h, c: [D, B, H], the last states
 
 Biases of R that a gate merely adds are part of `projected`. A call's definition is its step-by-step form
@@ -29,7 +31,7 @@ from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.recurrent"
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-OPTIONAL = ("bias", "lengths", "h0", "c0", "peephole")
+OPTIONAL = ("bias", "lengths", "h0", "c0", "peephole", "scale")
 
 Function = tuple[str, float, float]
 """An activation: its name in lower case, alpha, beta."""

@@ -105,7 +105,7 @@ def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     their rows where they are large. Smaller ones, which compute an operand of the chain (a scale that is the product
     of two), are inlined into it.
     """
-    _inline_operands(sch, main, prod(out_shape))
+    _inline_operands(sch, main, tuple(out_shape))
     blocks = root_blocks(sch)
     names = [sch.get(b).name_hint for b in blocks]
     after = blocks[names.index(sch.get(main).name_hint) + 1 :]
@@ -122,13 +122,15 @@ def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     return chain[-1]
 
 
-def _inline_operands(sch: Schedule, main: Any, elements: int) -> None:
-    """Inline the blocks behind `main` that compute fewer numbers than `elements` for blocks further behind."""
+def _inline_operands(sch: Schedule, main: Any, shape: tuple[int, ...]) -> None:
+    """Inline the blocks behind `main` that compute fewer numbers than `shape` has, for blocks further behind; of one
+    row also as many, in other loops."""
     name = sch.get(main).name_hint
     seen = False
     for block in root_blocks(sch):
         here = loop_extents(sch, block)
-        if seen and prod(here) < elements and not sch.get(block).annotations and sch.get_consumers(block):
+        less = prod(here) < prod(shape) or (prod(here) == prod(shape) and len(here) < len(shape))
+        if seen and less and not sch.get(block).annotations and sch.get_consumers(block):
             try:
                 sch.compute_inline(block)
             except ScheduleError:  # not a plain function of its operands: it stays a stage of its own

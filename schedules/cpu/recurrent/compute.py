@@ -16,12 +16,13 @@ Float32; anything else is unrolled (:mod:`tvmopt.passes.unroll_recurrence`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
+from tvm.tirx.op import call_intrin
 
 from tvmopt.lowering.common import OPAQUE, Symbols, constant, named_size, sizes, static_shape
 from tvmopt.lowering.loops import (
@@ -39,9 +40,12 @@ from tvmopt.lowering.loops import (
     spread,
     store,
     vector,
+    vector_type,
 )
+from tvmopt.lowering.quads import DOT4_ADD, WORD, pack_quads, quad
 from tvmopt.operators.recurrence import Function, Spec, spec_of
 from tvmopt.schedules.cpu.recurrent.gates import Gates, Unit
+from tvmopt.schedules.cpu.recurrent.rounded import Rounded
 from tvmopt.schedules.cpu.recurrent.tile import GateTile, RecurrentPlan, plan
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -53,6 +57,7 @@ SHAPES: dict[str, Callable[[int, Any, int], tuple[Any, ...]]] = {
     "h0": lambda d, b, h: (d, b, h),
     "c0": lambda d, b, h: (d, b, h),
     "peephole": lambda d, b, h: (d, 3 * h),
+    "scale": lambda d, b, h: (d, 4 * h),
 }
 
 
@@ -60,6 +65,8 @@ def declines(call: relax.Call, machine: Machine) -> str | None:
     """Why this machine has no kernel for a call of `tvmopt.recurrent`; None if it has one."""
     operands = spec_of(call).named(call.args)
     kinds = sorted({str(a.ty.dtype) for name, a in operands.items() if name != "lengths"} - {"float32"})
+    if kinds == ["int8"] and is_bytes(operands):
+        kinds = []
     if kinds:
         return f"no kernel for {', '.join(kinds)}"
     if any((s := sizes(a)) is None or 0 in s for a in call.args):
@@ -67,6 +74,11 @@ def declines(call: relax.Call, machine: Machine) -> str | None:
     if static_shape(operands["recurrence"]) is None:
         return "the weights have an open size"
     return None
+
+
+def is_bytes(operands: Mapping[str, Any]) -> bool:
+    """Whether R is of bytes, which rounded states multiply as integers."""
+    return "scale" in operands and str(operands["recurrence"].ty.dtype) == "int8"
 
 
 def passes(spec: Spec) -> tuple[int, ...]:
@@ -90,19 +102,25 @@ class RecurrentWriter:
 
     def __init__(
         self, spec: Spec, steps: Any, batch: Any, directions: int, hidden: int, p: RecurrentPlan,
-        handed: Sequence[Any] = (),
+        handed: Sequence[Any] = (), of_bytes: bool = False,
     ) -> None:  # fmt: skip
         self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, as_index(steps), as_index(batch), hidden
         self.handed = handed
         self.directions, self.rows = directions, p.rows
-        self.width = max(t.terms(hidden) for t in p.tiles)  # of a sequence in a state; beyond `hidden` zeros
+        self.word = WORD if of_bytes else 1  # terms of a step of the product
+        terms = max(t.terms(-(-hidden // self.word)) for t in p.tiles) * self.word
+        lanes = p.tiles[0].lanes
+        self.width = -(-terms // lanes) * lanes if self.rounds else terms  # of a sequence in a state; then zeros
         self.size = p.rows * self.width
         self.locals: list[Any] = []
         self.projected = new_buffer("projected", steps, batch, directions * spec.gates * hidden)
         self.packed = [
-            new_buffer(f"packed{i}", directions, t.blocks, t.terms(hidden), t.gates * t.width)
+            new_buffer(f"packed{i}", directions, t.blocks, t.terms(-(-hidden // self.word)), t.gates * t.width,
+                       dtype="int32" if of_bytes else "float32")
             for i, t in enumerate(p.tiles)
-        ]
+        ]  # fmt: skip
+        if of_bytes:
+            self.packed.append(new_buffer("sums", directions, spec.gates * hidden, dtype="int32"))
         self.given = {
             name: new_buffer(
                 name, *SHAPES[name](directions, batch, hidden), dtype="int32" if name == "lengths" else "float32"
@@ -115,9 +133,15 @@ class RecurrentWriter:
         self.between = self._local("between", 2 * self.size) if len(p.tiles) == 2 else None  # reset * h, update
         self.d, self.task = tirx.Var("vd", INDEX), tirx.Var("vtask", INDEX)
         self.functions: tuple[Function, ...] = ()
+        self.rounded: Rounded | None = None
 
-    def _local(self, name: str, size: int) -> Any:
-        buffer = new_buffer(f"{name}_{len(self.locals)}", size)
+    @property
+    def rounds(self) -> bool:
+        """Whether each step rounds the states to 8 bits."""
+        return "scale" in self.spec.operands
+
+    def _local(self, name: str, size: int, dtype: str = "float32") -> Any:
+        buffer = new_buffer(f"{name}_{len(self.locals)}", size, dtype=dtype)
         self.locals.append(buffer)
         return buffer
 
@@ -178,6 +202,12 @@ class RecurrentWriter:
         t = s + self.d * (back - s) if self.directions == 2 else back if self.spec.reverse else s
         old = tirx.floormod(s, const_index(2)) * self.size
         at = _Step(t, first, old, const_index(self.size) - old)
+        if self.rounds:
+            lanes = self.plan.tiles[0].lanes
+            self.rounded = Rounded(self.state["h"], self.rows, self.width, lanes, self.word == WORD, self._local)
+            return seq(
+                [*self.rounded.statements(old), self._pass(0, at, self.rounded.codes, const_index(0), Gates.lstm)]
+            )
         if self.between is None:
             gates = {"LSTM": Gates.lstm, "GRU": Gates.gru, "RNN": Gates.rnn}[self.spec.kind]
             return self._pass(0, at, self.state["h"], old, gates)
@@ -216,22 +246,29 @@ class RecurrentWriter:
         lanes, chains = shape.lanes, range(shape.chains)
         places = [(r, v) for r in range(rows) for v in range(shape.vectors)]
         cells = [(r, g, v) for r in range(rows) for g in range(shape.gates) for v in range(shape.vectors)]
-        acc = {(cell, chain): self._local("acc", lanes) for cell in cells for chain in chains}
+        kind = "int32" if self.word == WORD else "float32"
+        acc = {(cell, chain): self._local("acc", lanes, kind) for cell in cells for chain in chains}
         whole = vector(0, lanes)
 
         def begin(cell: tuple[int, int, int], chain: int) -> Expr:
             r, g, v = cell
-            if chain:
-                return splat(0.0, lanes)
+            if chain or self.rounds:
+                return splat(0, lanes, kind)
             return self._begin(at, row + r, start + v * lanes, g + (2 if number else 0), lanes)
 
         def add(k: Expr, chain: int) -> list[Any]:
             out = []
             for r, g, v in cells:
-                h = load(source, base + (row + r) * self.width + k)
+                first = base + (row + r) * self.width + k * self.word
                 weight = load(packed, self.d, j, k, vector(g * shape.width + v * lanes, lanes))
                 target = acc[(r, g, v), chain]
-                out.append(store(target, load(target, whole) + spread(h, lanes) * weight, whole))
+                old = load(target, whole)
+                if self.word == WORD:
+                    four = spread(quad(*(load(source, first + byte) for byte in range(WORD))), lanes)
+                    total = call_intrin(vector_type("int32", lanes), DOT4_ADD, old, four, weight)
+                else:
+                    total = old + spread(load(source, first), lanes) * weight
+                out.append(store(target, total, whole))
             return out
 
         statements = [store(acc[key], begin(*key), whole) for key in acc]
@@ -239,7 +276,7 @@ class RecurrentWriter:
         def trip(k: Expr) -> Any:
             return seq([s for n in range(shape.unroll) for s in add(k * shape.unroll + n, n % shape.chains)])
 
-        statements.append(loop(shape.terms(self.hidden) // shape.unroll, trip, "k"))
+        statements.append(loop(shape.terms(-(-self.hidden // self.word)) // shape.unroll, trip, "k"))
         for cell in cells if shape.chains > 1 else ():
             total = load(acc[cell, 0], whole)
             for chain in chains[1:]:
@@ -248,6 +285,9 @@ class RecurrentWriter:
         # unrolled: LLVM takes a loop in a loop for hotter than the product's, and gives its constants the registers
         for r, v in places:
             sums = [load(acc[(r, g, v), 0], whole) for g in range(shape.gates)]
+            if self.rounds:
+                unit = start + v * lanes
+                sums = [self._real(at, row + r, unit, g, lanes, value) for g, value in enumerate(sums)]
             statements += self._unit(at, row + r, start + v * lanes, lanes, sums, gates)
         return seq(statements)
 
@@ -257,6 +297,16 @@ class RecurrentWriter:
             bias = self.given.get("bias")
             return splat(0.0, lanes) if bias is None else load(bias, self.d, vector(unit, lanes))
         return self._projected(at, row, unit, gate, lanes)
+
+    def _real(self, at: _Step, row: Expr, unit: Expr, gate: int, lanes: int, total: Expr) -> Expr:
+        """x's share and that of the rounded state, whose product is `total`."""
+        assert self.rounded is not None
+        column = vector(unit + gate * self.hidden, lanes)
+        if self.word == WORD:
+            zero = spread(load(self.rounded.zeros, row), lanes)
+            total = (total - zero * load(self.packed[-1], self.d, column)).astype(vector_type("float32", lanes))
+        scale = spread(load(self.rounded.steps, row), lanes) * load(self.given["scale"], self.d, column)
+        return self._projected(at, row, unit, gate, lanes) + total * scale
 
     def _projected(self, at: _Step, row: Expr, unit: Expr, gate: int, lanes: int) -> Expr:
         column = self.d * (self.spec.gates * self.hidden) + (unit + gate * self.hidden)
@@ -314,22 +364,47 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     handed = symbols.to_hand_over()
     directions, _, hidden = static_shape(operands["recurrence"]) or ()
     named = [named_size(bb, [d]) for d in (sizes(operands["projected"]) or ())[:2]]
-    p = plan(named[0], named[1], directions, hidden, passes(spec), machine, one_by_one=not isinstance(batch, int))
+    of_bytes, value = is_bytes(operands), constant(bb, operands["recurrence"])
+    if of_bytes and value is None:
+        return Declined("bytes of R that are no constant")
+    p = plan(
+        named[0], named[1], directions, hidden, passes(spec), machine, one_by_one=not isinstance(batch, int),
+        terms=-(-hidden // WORD) if of_bytes else hidden,
+    )  # fmt: skip
     args, gate = [operands["projected"]], 0
     for shape in p.tiles:
-        args.append(_packed(bb, operands["recurrence"], hidden, gate, shape))
+        args.append(
+            _packed_bytes(value, hidden, shape) if of_bytes and value is not None
+            else _packed(bb, operands["recurrence"], hidden, gate, shape)
+        )  # fmt: skip
         gate += shape.gates
+    if of_bytes and value is not None:
+        args.append(relax.const(value.sum(axis=2, dtype=np.int32), "int32"))
     args += [operands[name] for name in spec.operands]
-    func = RecurrentWriter(spec, steps, batch, directions, hidden, p, handed).func()
+    func = RecurrentWriter(spec, steps, batch, directions, hidden, p, handed, of_bytes).func()
     return relax.call_tir(bb.add_func(func, "recurrent"), [*args, *symbols.named(handed)], list(call.ty.fields))
+
+
+def _packed_bytes(value: np.ndarray, hidden: int, shape: GateTile) -> Any:
+    """The same of bytes: four terms a word, [D, blocks, terms, gates * width] of int32."""
+    rows = _rows(hidden, 0, shape)
+    picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden).transpose(0, 1, 3, 2)
+    words = pack_quads(picked)
+    more = shape.terms(words.shape[2]) - words.shape[2]
+    return relax.const(np.pad(words, ((0, 0), (0, 0), (0, more), (0, 0))), "int32")
+
+
+def _rows(hidden: int, gate: int, shape: GateTile) -> np.ndarray:
+    """The rows of R of `shape.gates` gates from `gate` on, in the order in which a kernel reads them."""
+    starts = np.minimum(np.arange(shape.blocks) * shape.width, hidden - shape.width)
+    gates = (gate + np.arange(shape.gates)) * hidden
+    rows: np.ndarray = (starts[:, None, None] + gates[:, None] + np.arange(shape.width)).reshape(-1)
+    return rows
 
 
 def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: GateTile) -> Any:
     """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, terms, gates * width], zeros beyond H."""
-    starts = np.minimum(np.arange(shape.blocks) * shape.width, hidden - shape.width)
-    gates = (gate + np.arange(shape.gates)) * hidden
-    rows = (starts[:, None, None] + gates[:, None] + np.arange(shape.width)).reshape(-1)
-    more = shape.terms(hidden) - hidden
+    rows, more = _rows(hidden, gate, shape), shape.terms(hidden) - hidden
     value = constant(bb, weight)
     if value is not None:
         picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden).transpose(0, 1, 3, 2)

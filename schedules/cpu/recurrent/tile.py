@@ -79,8 +79,8 @@ class RecurrentPlan:
     nanoseconds: float
 
 
-def tile(hidden: int, gates: int, rows: int, machine: Machine) -> GateTile:
-    """The tile with the fewest cycles a step.
+def tile(hidden: int, gates: int, rows: int, machine: Machine, terms: int | None = None) -> GateTile:
+    """The tile with the fewest cycles a step; `terms`: steps of the product with R, of 32 bits a number, if not H.
 
     >>> m = Machine.load("znver5")
     >>> t = tile(256, 4, 1, m)
@@ -90,6 +90,7 @@ def tile(hidden: int, gates: int, rows: int, machine: Machine) -> GateTile:
     >>> t.lanes, t.vectors, t.blocks
     (4, 1, 2)
     """
+    terms = terms or hidden
     lanes = 1
     while lanes * 2 <= min(hidden, machine.lanes()):
         lanes *= 2
@@ -97,12 +98,12 @@ def tile(hidden: int, gates: int, rows: int, machine: Machine) -> GateTile:
     for vectors in range(1, max(1, min(4, hidden // lanes)) + 1):
         for height in range(1, min(rows, 12) + 1):
             sums = gates * vectors * height
-            chains = max(1, min(-(-machine.fma_latency * machine.fma_ports // sums), hidden, 8))
+            chains = max(1, min(-(-machine.fma_latency * machine.fma_ports // sums), terms, 8))
             blocks = -(-hidden // (lanes * vectors))
             one = GateTile(gates, lanes, vectors, height, chains, blocks, machine.prefetched_loads)
             if one.registers <= machine.vector_registers or (vectors, height) == (1, 1):
                 found.append(one)
-    return min(found, key=lambda t: (_cycles(t, t.blocks, hidden, rows, machine, machine.l2_rate), t.vectors))
+    return min(found, key=lambda t: (_cycles(t, t.blocks, terms, rows, machine, machine.l2_rate), t.vectors))
 
 
 def _cycles(t: GateTile, blocks: int, hidden: int, rows: int, machine: Machine, rate: float) -> float:
@@ -122,25 +123,25 @@ def _cycles(t: GateTile, blocks: int, hidden: int, rows: int, machine: Machine, 
 
 def plan(
     steps: int, batch: int, directions: int, hidden: int, passes: Sequence[int], machine: Machine,
-    one_by_one: bool = False,
+    one_by_one: bool = False, terms: int | None = None,
 ) -> RecurrentPlan:  # fmt: skip
     """The fastest way by the model. `passes`: gates of each pass over R in a step; `one_by_one`: `batch` is only what
-    an open number of sequences is named at, and each is a task.
+    an open number of sequences is named at, and each is a task; `terms`: see :func:`tile`.
 
     >>> m = Machine.load("znver5").with_cores(2)
     >>> [plan(64, 1, *sizes, (4,), m).mode for sizes in ((1, 256), (2, 64), (1, 64))]
     ['steps', 'tasks', 'serial']
     """
-    found = []
+    found, terms = [], terms or hidden
     for mode, rows in _candidates(batch, directions, machine.cores, one_by_one):
-        tiles = tuple(tile(hidden, gates, rows, machine) for gates in passes)
+        tiles = tuple(tile(hidden, gates, rows, machine, terms) for gates in passes)
         if mode == "steps" and any(t.blocks == 1 for t in tiles):
             continue
         share = machine.cores if mode == "steps" else 1
         parts = [-(-t.blocks // share) for t in tiles]
-        held = sum(n * t.width * t.gates for n, t in zip(parts, tiles, strict=True)) * hidden * 4
+        held = sum(n * t.width * t.gates for n, t in zip(parts, tiles, strict=True)) * terms * 4
         rate = _rate(held, machine)
-        cycles = sum(_cycles(t, n, hidden, rows, machine, rate) for n, t in zip(parts, tiles, strict=True))
+        cycles = sum(_cycles(t, n, terms, rows, machine, rate) for n, t in zip(parts, tiles, strict=True))
         step = cycles / machine.ghz + (len(tiles) * machine.barrier_ns if mode == "steps" else 0.0)
         tasks = directions * (batch // rows)
         turns = -(-tasks // machine.cores) if mode == "tasks" else tasks

@@ -9,6 +9,7 @@ import numpy as np
 
 from tvmopt.analysis.oracle import recurrent
 from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
+from tvmopt.analysis.oracle.quantized import rounded
 from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
 from tvmopt.analysis.oracle.values import ROUNDS, Array, Call, Operator, Result
 from tvmopt.operators.codes import round_groups
@@ -45,8 +46,14 @@ def _fused_matmul(call: Call, a: Array, b: Array) -> Result:
     return np.matmul(call.operand(a), call.operand(b)) * a.dtype.type(call.single("alpha", 1.0))
 
 
+STATE = 16.0
+"""By how many times `Arithmetic.edge` data and states are moved before they are rounded, as shares of the largest: a
+state comes from sums of hundreds of products and two functions that engines approximate."""
+
+
 def _dynamic_lstm(call: Call, x: Array, w: Array, r: Array, *rest: Array | None) -> Result:
-    """An LSTM of the dequantized weights: rounding the data and each state is how, not what, is computed."""
+    """An LSTM of the dequantized weights, whose data is rounded to 8 bits as a whole, and the state of each sequence in
+    each step. onnxruntime rounds several sequences as one where its threads take them together."""
     *states, w_scale, w_zero, r_scale, r_zero = rest
 
     def wide(codes: Array, scale: Any, zero: Any) -> Array:
@@ -54,11 +61,16 @@ def _dynamic_lstm(call: Call, x: Array, w: Array, r: Array, *rest: Array | None)
         values: Array = ((codes.astype(call.work) - zero) * scale).swapaxes(1, 2)
         return values
 
+    def codes(values: Array) -> Array:
+        return rounded(call.arithmetic.moved(values, np.asarray(STATE * np.abs(values).max(initial=0))))
+
     node = type(call.node)()
     node.CopyFrom(call.node)
     node.op_type = "LSTM"
-    plain = replace(call, node=node)
-    return recurrent.TABLE["LSTM"](plain, x, wide(w, w_scale, w_zero), wide(r, r_scale, r_zero), *states)
+    sides = wide(w, w_scale, w_zero), wide(r, r_scale, r_zero)
+    return recurrent.recurrence(
+        replace(call, node=node), codes(x), *sides, *states, before=lambda h: np.stack([codes(row) for row in h])
+    )
 
 
 def _codes(data: Array, bits: int, count: int) -> Array:

@@ -131,16 +131,27 @@ def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -
 
 
 def _dynamic(call: Call, x: Array) -> Result:
+    codes, scale, zero = dynamic(x)
+    return [codes, scale, zero]
+
+
+def dynamic(x: Array) -> tuple[Array, Array, Array]:
+    """uint8 of the range of the data and 0, its scale and its zero point."""
     low, high = float(x.min(initial=0)), float(x.max(initial=0))  # NaN where one element is: so ONNX defines it
     # An engine rounds the scale to its type, and uses that.
     scale = np.float32(np.float32(high - low) / np.float32(255))
     scale = scale if scale else np.float32(1)  # what onnxruntime has for zeros; the standard would divide by zero
-    zero = np.uint8(np.clip(np.nan_to_num(np.rint(-low / scale)), 0, 255))
+    zero = np.asarray(np.uint8(np.clip(np.nan_to_num(np.rint(-low / scale)), 0, 255)))
     wide = x.astype(np.float64)
-    return [
-        steps(wide, np.asarray(scale, np.float64), np.asarray(zero), np.dtype(np.uint8)),
-        np.asarray(scale, np.float32), np.asarray(zero),
-    ]  # fmt: skip
+    codes: Array = steps(wide, np.asarray(scale, np.float64), zero, np.dtype(np.uint8))
+    return codes, np.asarray(scale, np.float32), zero
+
+
+def rounded(x: Array) -> Array:
+    """Numbers as the integers of :func:`dynamic` stand for them."""
+    codes, scale, zero = dynamic(x)
+    found: Array = (codes.astype(x.dtype) - zero.astype(x.dtype)) * scale.astype(x.dtype)
+    return found
 
 
 def _qlinear_matmul(

@@ -59,10 +59,12 @@ def _activations(call: Call, directions: int) -> list[list[Activation]]:
     return [found[i * per : (i + 1) * per] for i in range(directions)]
 
 
-def _recurrent(
+def recurrence(
     call: Call, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
-    h: Array | None = None, c: Array | None = None, peepholes: Array | None = None,
+    h: Array | None = None, c: Array | None = None, peepholes: Array | None = None, *,
+    before: Callable[[Array], Array] = lambda h: h,
 ) -> Result:  # fmt: skip
+    """LSTM, GRU or RNN; `before`: what becomes of the states [B, H] before a step reads them."""
     if call.get("layout", 0):
         x = x.swapaxes(0, 1)
         h, c = (None if v is None else v.swapaxes(0, 1) for v in (h, c))
@@ -83,7 +85,7 @@ def _recurrent(
         for t in range(steps):
             at = np.where(t < lengths, lengths - 1 - t if back else t, 0)
             now = x[at, np.arange(batch)]
-            new, kept = cell(now, state, memory)
+            new, kept = cell(now, before(state), memory)
             live = (t < lengths)[:, None]
             state, memory = np.where(live, new, state), np.where(live, kept, memory)
             rows = np.nonzero(live[:, 0])[0]
@@ -213,9 +215,9 @@ def _scan(call: Call, *inputs: Array) -> Result:
 
 
 TABLE: dict[str, Operator] = {
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
+    "LSTM": recurrence,
+    "GRU": recurrence,
+    "RNN": recurrence,
     "If": _if,
     "Loop": _loop,
     "Scan": _scan,

@@ -27,11 +27,14 @@ TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32":
 EDGES = {
     *("Floor", "Ceil", "Round", "Cast", "CastLike", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear"),
     *("Hardmax", "QLinearConv", "QLinearMatMul"),  # the last two move their own sums
+    "DynamicQuantizeLSTM",
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "NonMaxSuppression"),
     *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
 INTEGERS = {"Cast", "CastLike", "QuantizeLinear", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
 """Those of them that make integers or booleans of one number each."""
+INSIDE = {"DynamicQuantizeLSTM"}
+"""Those that move what they round themselves, by `Arithmetic.moved`: much of it comes to be inside of them."""
 CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax", "MaxPool"}
 JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "MaxPool": 0, "TopK": 0}
 """Operators whose result jumps for some values of an input, which is named, and else follows it, or does not change:
@@ -250,7 +253,8 @@ class Rounded(Oracle):
             return self._jumped(call, domain, values)
         stays |= call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
         given = values
-        if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
+        moves = has_edges(call) and call.op not in INSIDE and not stays
+        if moves and values and values[0] is not None and is_real(values[0].kind):
             if call.op in (SELECT, ANY, "NonMaxSuppression"):
                 values = self._boxes_moved(call, values)
             else:

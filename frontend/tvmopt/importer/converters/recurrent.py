@@ -7,15 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from tvmopt.dims import Size
-from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.quantized import dynamic_quantize, matmul_integer
 from tvmopt.importer.converters.unrolled import unrolled
 from tvmopt.operators.recurrence import GATES, Function, Spec, define, recurrent
 
+DYNAMIC = "DynamicQuantizeLSTM"
+"""onnxruntime's LSTM of weights in bytes, which rounds its data and its state in each step to 8 bits, too."""
 _ALPHA = {"leakyrelu": 0.01, "thresholdedrelu": 1.0, "hardsigmoid": 0.2, "elu": 1.0, "affine": 1.0, "scaledtanh": 1.0}
 _BETA = {"hardsigmoid": 0.5, "affine": 0.0, "scaledtanh": 1.0}
 _PLAIN = ("sigmoid", "tanh", "relu", "softplus", "softsign")
@@ -83,14 +87,18 @@ def _convert(kind: str) -> Converter:
             linear_before_reset=kind == "GRU" and bool(attrs.get("linear_before_reset", 0)),
             input_forget=kind == "LSTM" and bool(attrs.get("input_forget", 0)),
         )
-        weight = b.reshape(b.transpose(weight, (2, 0, 1)), (size, directions * shape_of(weight)[1]))
-        projected, held = b.matmul(x, weight), None
+        scale, held = None, None
+        if ctx.op_type == DYNAMIC:
+            projected, recurrence, scale = _rounded(b, ctx, x, inputs)
+        else:
+            weight = b.reshape(b.transpose(weight, (2, 0, 1)), (size, directions * shape_of(weight)[1]))
+            projected = b.matmul(x, weight)
         if bias is not None:
             added, held = _biases(b, bias, gates, spec.linear_before_reset)
             projected = b.add(projected, added)
         operands = {"projected": projected, "recurrence": recurrence, "bias": held, "lengths": lengths, "h0": states[0]}
         if kind == "LSTM":
-            operands |= {"c0": states[1], "peephole": inputs[7]}
+            operands |= {"c0": states[1], "peephole": inputs[7], "scale": scale}
         out = b.emit(recurrent(spec, operands))
         results = [b.emit(relax.TupleGetItem(out, i)) for i in range(1 + len(spec.states))]
         if batch_first:
@@ -101,6 +109,29 @@ def _convert(kind: str) -> Converter:
 
 
 define(unrolled)
+
+
+def _rounded(b: Build, ctx: Context, x: Any, inputs: Inputs) -> tuple[Any, Any, Any]:
+    """x W^T of data that is rounded to 8 bits as a whole when the model runs; R as integers, and their scales.
+
+    Integers of R that are no bytes, less their zero points, are float32, which holds them.
+    """
+    names = {1: "W", 2: "R", 8: "scale of W", 9: "zero point of W", 10: "scale of R", 11: "zero point of R"}
+    w, r, w_scale, w_zero, r_scale, r_zero = (ctx.array(inputs[number], what) for number, what in names.items())
+    assert w is not None and r is not None  # or the array was refused
+    directions, size, columns = w.shape
+    w_scale, w_zero, r_scale, r_zero = (
+        np.broadcast_to(np.asarray(v).reshape(directions, -1), (directions, columns))
+        for v in (w_scale, w_zero, r_scale, r_zero)
+    )
+    codes, step, zero = (b.emit(value) for value in dynamic_quantize(b.bb, Inputs([x]), {}, ctx))
+    flat = w.transpose(1, 0, 2).reshape(size, directions * columns)
+    sides = (codes, const(flat, str(w.dtype)), zero, const(w_zero.reshape(-1), str(w.dtype)))
+    total = b.cast(b.emit(matmul_integer(b.bb, Inputs(sides), {}, ctx)), "float32")
+    projected = b.mul(total, b.mul(step, const(w_scale.reshape(-1), "float32")))
+    centred = r.transpose(0, 2, 1).astype(np.int16) - r_zero[:, :, None]
+    kind = "int8" if centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127 else "float32"
+    return projected, const(centred, kind), const(r_scale, "float32")
 
 
 def _lengths(b: Build, ctx: Context, lengths: Any, steps: Size) -> Any:
@@ -117,4 +148,7 @@ def _need_numbers(*weights: Any) -> None:
             tuple(map(int, shape_of(weight)))
 
 
-CONVERTERS: dict[tuple[str, str], Converter] = {("", kind): in_float32(_convert(kind)) for kind in GATES}
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    **{("", kind): in_float32(_convert(kind)) for kind in GATES},
+    ("com.microsoft", DYNAMIC): _convert("LSTM"),
+}

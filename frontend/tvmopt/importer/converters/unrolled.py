@@ -94,7 +94,7 @@ class _Direction:
 
     def _lstm(self, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         b, (h, c), peephole = self.b, state, self.given.get("peephole")
-        gates = b.add(x, b.matmul(h, self.recurrent))
+        gates = b.add(x, self._rounded(h) if "scale" in self.given else b.matmul(h, self.recurrent))
         i, o, f, g = (self.gate(gates, k) for k in range(4))
         if peephole is not None:
             i, f = (b.add(v, b.mul(self.gate(peephole, k), c)) for v, k in ((i, 0), (f, 2)))
@@ -104,6 +104,19 @@ class _Direction:
         if peephole is not None:
             o = b.add(o, b.mul(self.gate(peephole, 1), c))
         return b.mul(self.act(0, o), activation(b, self.functions[2], c)), c
+
+    def _rounded(self, h: Any) -> Any:
+        """h R^T of a state rounded to 8 bits with the range of each sequence, as DynamicQuantizeLinear rounds it."""
+        b = self.b
+        high, low = (b.emit(op(h, 1, keepdims=True)) for op in (relax.op.max, relax.op.min))
+        high, low = b.maximum(high, 0.0), b.minimum(low, 0.0)
+        step = b.div(b.sub(high, low), 255.0)
+        step = b.where(b.equal(step, 0.0), 1.0, step)
+        zero = b.emit(relax.op.round(b.div(b.sub(0.0, low), step)))
+        codes = b.add(b.emit(relax.op.round(b.div(h, step))), zero)
+        codes = b.sub(b.minimum(b.maximum(codes, 0.0), 255.0), zero)
+        total = b.matmul(codes, b.cast(self.recurrent, dtype_of(h)))
+        return b.mul(total, b.mul(step, self.given["scale"]))
 
     def run(self, projected: Any, state: tuple[Any, ...], backwards: bool) -> tuple[list[Any], tuple[Any, ...]]:
         """The outputs by time and the last states, over `projected` [S, B, G*H].

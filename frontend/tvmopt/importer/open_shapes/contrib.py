@@ -148,11 +148,17 @@ def _separate(n: Node) -> list[Shape | None]:
     return [(q[0], q[1], heads * width), *caches]
 
 
+def _recurrent(n: Node) -> list[Shape | None]:
+    (steps, batch, _), (directions, hidden, _) = _known(n, 0), _known(n, 2)
+    return [(steps, directions, batch, hidden), *[(directions, batch, hidden)] * 2]
+
+
 SHAPES: dict[str, Callable[[Node], list[Shape | None]]] = {
     **dict.fromkeys(("BiasAdd", "BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"), _same),
     **dict.fromkeys(("LayerNormalization", "SimplifiedLayerNormalization"), _same),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skipped),
     "Attention": _packed(4),
+    "DynamicQuantizeLSTM": _recurrent,
     "EmbedLayerNormalization": _embedded,
     "FusedMatMul": _product,
     "MultiHeadAttention": _separate,

@@ -364,10 +364,42 @@ def _grouped(n: Node) -> Facts:
             yield from alike("its position_ids and its tokens", places, q[:2])
 
 
+def _recurrent(n: Node) -> Facts:
+    """DynamicQuantizeLSTM: the weights lie as a product reads them, and have a scale a direction or a column."""
+    x, w, r = (at(n, i) for i in range(3))
+    if x is not None:
+        yield from _ranked("X", x, 3)
+    if r is None:
+        return
+    yield from _ranked("R", r, 3)
+    directions, hidden, columns = r
+    yield "the columns of R and four times its rows", columns, "==", hidden * 4
+    if w is not None:
+        yield from _ranked("W", w, 3)
+        yield from alike("W and R", w, (directions, w[1], columns))
+        if x is not None:
+            yield "the columns of X and the rows of W", x[2], "==", w[1]
+    two = n.attrs.get("direction", "forward") == "bidirectional"
+    yield "the directions of R and those that it names", directions, "==", 1 + two
+    for i, size in ((3, (directions, 2 * columns)), (7, (directions, 3 * hidden))):
+        if (found := at(n, i)) is not None:
+            yield from alike(f"'{n.node.input[i]}' and R", found, size)
+    if x is not None:
+        if (lengths := at(n, 4)) is not None:
+            yield from alike("its lengths and its sequences", lengths, (x[1],))
+        for i in (5, 6):
+            if (state := at(n, i)) is not None:
+                yield from alike("an initial state, X and R", state, (directions, x[1], hidden))
+    for i in range(8, 12):
+        if (found := at(n, i)) is not None and found not in ((directions,), (directions, columns)):
+            yield f"'{n.node.input[i]}' is {list(found)}, not one number a direction, or a column of R"
+
+
 CONTRIB: dict[str, Callable[[Node], Facts]] = {
     "Attention": _packed(3, 4, 5),
     "BiasAdd": _bias_add,
     "BiasGelu": _added_row,
+    "DynamicQuantizeLSTM": _recurrent,
     "EmbedLayerNormalization": _embedded,
     "FastGelu": _added_row,
     "FusedMatMul": _product,
