@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -79,6 +81,29 @@ def test_pictures_have_all_bytes(dtype: int, shape: list[int | str], picture: bo
     assert bounds == ({"x": (0, 256)} if picture else {})
     x = sample_inputs([TensorInfo("x", (1, 50, 50, 3), "uint8")], bounds=bounds)["x"]
     assert (x.min(), x.max()) == ((0, 255) if picture else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "other", "bound"),
+    [
+        ("waveforms_lens", [2], [2, 900], (450, 901)),
+        ("xlen", [1], [7, 1, 80], (3, 8)),
+        ("seq_lengths", [1], [1, 1], (1, 2)),
+        ("length", [], [1, 50, 8], (25, 51)),
+        ("silent", [2], [2, 900], None),
+        ("lens", [2, 3], [2, 900], None),
+        ("lens", [2], [5, 900], None),
+        ("lens", ["n"], ["n", "t"], None),
+    ],
+)
+def test_lengths_leave_most_of_a_sequence(
+    name: str, shape: list[Any], other: list[Any], bound: tuple[int, int] | None
+) -> None:
+    """Drawn from 0 and 1, as integers of which nothing is known, they left padding alone: an output of zeros."""
+    infos = [helper.make_tensor_value_info("x", 1, other), helper.make_tensor_value_info(name, 7, shape)]
+    y = helper.make_tensor_value_info("y", 1, None)
+    made = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", infos, [y]))
+    assert integer_bounds(made) == ({name: bound} if bound else {})
 
 
 def test_truth_values_take_turns() -> None:

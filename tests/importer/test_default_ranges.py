@@ -38,6 +38,23 @@ def test_a_first_axis_may_be_a_length(name):
     assert ranges((name, 576)) == {name: "1..4096@128"}
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("waveforms", ("n", "m"), {"n": "1..32@1", "m": "1..1048576@16000"}),
+        ("x", (1, "num_samples"), {"num_samples": "1..1048576@16000"}),
+        ("x", ("n", "m"), {"n": "1..4096@1", "m": "1..4096@128"}),
+        ("audio", ("n", 1, "m"), {"n": "1..4096@1", "m": "1..4096@128"}),
+        ("audio", (1, "frames"), {"frames": "1..1048576@128"}),
+        ("samples", ("n", 80), {"n": "1..4096@1"}),
+    ],
+)
+def test_a_signal_is_long(name, shape, wanted):
+    """4096 samples are a quarter of a second."""
+    made = model([node("Relu", [name], ["y"])], [value(name, shape)], [value("y", None)])
+    assert {n: str(r) for n, r in open_model.read(prepare(made)).ranges.items()} == wanted
+
+
 def test_other_sizes_grow_first():
     found = ranges(("batch", "seq", 768), 3072)
     assert found["seq"] == "1..4096@128" and found["batch"].startswith("1..16")

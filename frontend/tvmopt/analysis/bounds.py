@@ -6,6 +6,7 @@ others, and so do compiled models. The bounds are read off the operators and the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
@@ -17,8 +18,9 @@ Bound = tuple[int, int] | tuple[int, int, str]
 """The lowest value, and the first that is too large; of a decoder's positions also the cache whose length is the first
 one: they are consecutive."""
 
-UINT8 = 2
-"""ONNX's number of the type."""
+UINT8, INTEGERS, REALS = 2, (6, 7), (1, 10, 11, 16)
+"""ONNX's numbers of types: int32 and int64; float, float16, double and bfloat16."""
+LENGTH = re.compile(r"[a-z]*(len|lens|length|lengths)")
 PIXELS: Bound = (0, 256)
 """Of pictures of bytes: every value."""
 DIVISORS: Bound = (1, 4)
@@ -164,6 +166,8 @@ def integer_bounds(model: Any) -> dict[str, Bound]:
             found.append(ALL)
         if not found and _is_picture(value):
             found.append(PIXELS)
+        if not found and (length := _called_length(value, graph)):
+            found.append(length)
         if found:
             low, high = max(f[0] for f in found), min(f[1] for f in found)
             bounds[value.name] = (low, max(high, low + 1))
@@ -189,6 +193,22 @@ def _is_picture(value: Any) -> bool:
     kind = value.type.tensor_type
     dims = [d.dim_value for d in kind.shape.dim]
     return kind.elem_type == UINT8 and len(dims) == 4 and bool({1, 3} & {dims[1], dims[3]})
+
+
+def _called_length(value: Any, graph: Any) -> Bound | None:
+    """Bounds of an input that is called so: lengths of the sequences of a real input, [sequences, steps, ...] or
+    [steps, sequences, ...], at least half of the steps. Shorter ones are padding nearly everywhere."""
+    kind = value.type.tensor_type
+    words = re.split(r"[^a-z]+", value.name.lower())
+    if kind.elem_type not in INTEGERS or len(kind.shape.dim) > 1 or not any(LENGTH.fullmatch(word) for word in words):
+        return None
+    count = kind.shape.dim[0].dim_value if kind.shape.dim else 1
+    for other in graph.input:
+        dims = [d.dim_value for d in other.type.tensor_type.shape.dim]
+        if other.type.tensor_type.elem_type in REALS and len(dims) > 1 and count in dims[:2]:
+            steps = dims[1 - dims.index(count)]
+            return (max(1, steps // 2), steps + 1) if steps else None
+    return None
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

@@ -1,12 +1,13 @@
 """The range of each open size: the caller's, else one that the graph and memory bound - the end of a preparation.
 
 smallest   the least size at which no tensor is empty and the model's conditions hold
-largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs and 4096 for others;
+largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs, 2^20 for a signal
+           (the last axis of an input of two that is called "audio" or the like: a minute of speech), 4096 for others;
            sizes are doubled in turn as long as the tensors that live at once take 1 GB at most, lengths and pictures
            to four times their named size before a batch; then the first axes up to 4096, as long as they take 256 MB
-named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 128 for a length, which a
-           first axis may be called, too. The second of a recurrence's state [layers, batch, hidden] is the first of
-           others
+named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 16,000 for a signal (a
+           second of speech), 128 for a length, which a first axis may be called, too. The second of a recurrence's
+           state [layers, batch, hidden] is the first of others
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import onnx
 from tvmopt.dims import Dim, Range, Size, best_sizes, holds, is_open, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.branches import deciding_inputs
+from tvmopt.importer.fit_networks import REAL_TYPES
 from tvmopt.importer.protos import BITS, describe_type, node_name, node_reads
 from tvmopt.importer.roll import inner_names
 from tvmopt.importer.walk import Walk
@@ -36,6 +38,11 @@ ROWS_BUDGET = 1 << 28
 FIRST, OTHER, PIECE = 16, 4096, 512
 """The largest sizes of the first axes of inputs while others grow, of other axes, and of the tokens that a decoder
 takes at once, where nothing else bounds them."""
+
+SIGNAL, SECOND = 1 << 20, 16000
+"""The largest and the named number of samples of a signal."""
+SIGNALS = ("sample", "wave", "audio", "signal", "speech", "pcm")
+"""What the name of a signal, or of its size, contains."""
 
 FARTHEST = 1 << 20
 """Up to here a smallest size is looked for: a model of sound may need thousands of samples."""
@@ -89,6 +96,8 @@ def _most(walk: Walk, name: str, first: bool) -> int:
     """The largest size to offer where nothing bounds it: a decoder takes a long text in pieces."""
     if first:
         return FIRST
+    if _is_signal(walk, name):
+        return SIGNAL
     new = (walk.open_shape(walk.symbols.decoder.ids) or ())[1:] if walk.symbols.decoder else ()
     return PIECE if Dim.symbol(name) in new else OTHER
 
@@ -292,8 +301,23 @@ def _axis(walk: Walk, inputs: list[str], symbol: str) -> tuple[bool, int]:
         return True, 1
     axis, shape = next((place for place in found if place[0]), (1, ()))
     if named or len(shape) != 4:
-        return False, named or 128
+        return False, named or (SECOND if _is_signal(walk, symbol) else 128)
     return False, ((1, 3, 224, 224) if is_open(shape[3:]) or not is_open(shape[1:2]) else (1, 224, 224, 3))[axis]
+
+
+def _is_signal(walk: Walk, symbol: str) -> bool:
+    """Whether a symbol counts the numbers of a signal: it is the last axis of a real input of two axes, and no other,
+    and one of the two is called so."""
+    called = False
+    for v in walk.model.graph.input:
+        shape, kind = walk.open_shape(v.name) or (), walk.types.get(v.name)
+        if not any(isinstance(size, Dim) and symbol in size.symbols() for size in shape):
+            continue
+        real = kind is not None and kind.tensor_type.elem_type in REAL_TYPES
+        if not real or len(shape) != 2 or shape[1] != Dim.symbol(symbol) or shape[0] == shape[1]:
+            return False
+        called |= any(word in f"{symbol} {v.name}".lower() for word in SIGNALS)
+    return called
 
 
 def _places(walk: Walk, inputs: list[str], symbol: str) -> Iterator[tuple[int, tuple[Size, ...]]]:
