@@ -11,7 +11,13 @@ h and c exist twice: a step reads one copy and writes the other. So the last blo
 compute some units twice: no size needs padding; and cores can share the blocks of a step if they meet after it
 (`recurrent_plan` decides). A GRU whose reset gate acts on h (not on h R^T) needs a second pass over its blocks.
 Steps and sequences may be open sizes: each sequence is a task then, and the steps are counted when the kernel runs.
-Float32; anything else is unrolled (:mod:`tvmopt.passes.unroll_recurrence`).
+An LSTM of integers rounds its states in front of each step (rounded.py), and takes four terms at a time where they are
+bytes::
+
+      total[r, g, v] += dot4(codes of h[r, 4k ..], R[j, 4k .., g, v])
+      acc[r, g, v]    = projected[t, r, g, j] + float(total - zero[r] * sum_k R) * step[r] * scale[g, j]
+
+Everything else is float32, or unrolled (:mod:`tvmopt.passes.unroll_recurrence`).
 """
 
 from __future__ import annotations
@@ -98,7 +104,7 @@ class _Step:
 
 class RecurrentWriter:
     """Writes the kernel of one recurrence of these sizes; `steps` and `batch` may be expressions, whose variables that
-    no tensor's size gives are `handed`."""
+    no tensor's size gives are `handed`. `of_bytes`: whether R is of bytes, four a word."""
 
     def __init__(
         self, spec: Spec, steps: Any, batch: Any, directions: int, hidden: int, p: RecurrentPlan,

@@ -4,8 +4,7 @@
     code = round(h / step) + zero, in 0 ... 255       halves to even, as DynamicQuantizeLinear and onnxruntime round
 
 of each sequence. Where the weights are bytes the codes are, too; else they are float32, less their zero point. Cores
-that share a step each round all of it, into memory of their own: some 150 cycles of a state of 768 numbers, where to
-meet once more would take longer.
+that share a step each round all of the state, into memory of their own, rather than meet once more.
 """
 
 from __future__ import annotations

@@ -151,7 +151,9 @@ def check(kind: str, steps: int, batch: int, directions: int, hidden: int, given
     return lowered
 
 
-def check_rounded(*sizes: int, given: str = "", kind: str = "int8", **fields: object) -> None:
+def check_rounded(
+    *sizes: int, given: str = "", kind: str = "int8", machine: Machine = MACHINE, **fields: object
+) -> None:  # fmt: skip
     """An LSTM of integers: where an error takes a state over the edge between two codes, some results are others."""
     spec = Spec(
         "LSTM", (USUAL["LSTM"],) * sizes[2], operands=tuple(n for n in OPTIONAL if n in f"{given} scale".split())
@@ -159,11 +161,11 @@ def check_rounded(*sizes: int, given: str = "", kind: str = "int8", **fields: ob
     spec = replace(spec, **fields)
     values = operands(spec, *sizes)
     values["recurrence"] = values["recurrence"].astype(kind)
-    lowered = pipeline.lower(module(spec, values), MACHINE)
+    lowered = pipeline.lower(module(spec, values), machine)
     assert "recurrent" in [k.family for k in lowered.kernels]
     fed = {k: a for k, a in values.items() if k != "recurrence"}
     wide = {k: a if k == "lengths" else a.astype("float64") for k, a in values.items()}
-    for got, want in zip(run(lowered, fed), reference(spec, wide), strict=True):
+    for got, want in zip(run(lowered, fed, machine), reference(spec, wide), strict=True):
         apart = np.abs(got - want)
         assert apart.max() < 0.02
         assert (apart > 2e-5).mean() < 0.05
@@ -252,6 +254,7 @@ def test_activations(kind):
 def test_other_vector_widths():
     for machine in (Machine.load("x86-64-v2"), Machine.load("x86-64-v3").with_cores(2)):
         check("LSTM", 3, 5, 1, 19, machine=machine)
+        check_rounded(3, 5, 1, 19, machine=machine)
 
 
 def test_same_bytes():
