@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import operand_types, sizes, static_shape
+from tvmopt.lowering.common import is_empty, operand_types, sizes, static_shape
 from tvmopt.lowering.pairs import bits, dot2, pack_pairs, pair
 from tvmopt.lowering.quads import WORD, dot4, pack_quads, quad
 
@@ -59,7 +59,13 @@ def unfit(call: relax.Call) -> str | None:
     xs, ws = sizes(x), static_shape(w)
     if xs is None or ws is None or not isinstance(xs[-1], int):
         return "an open sum"
-    if 0 in xs + ws:
+    return unlike(call)
+
+
+def unlike(call: relax.Call) -> str | None:
+    """Likewise, whatever is open."""
+    x, w = call.args
+    if is_empty(sizes(x)) or is_empty(sizes(w)):
         return "an empty operand"
     total = OPERANDS.get((str(x.ty.dtype), str(w.ty.dtype)))
     if total is None:

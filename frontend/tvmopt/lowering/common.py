@@ -124,10 +124,22 @@ def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
     return numbers(expr.value) if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
 
 
-def batch_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
+def batch_index(index: tuple[Any, ...], shape: tuple[Any, ...]) -> list[Any]:
     """Where a matrix of a batch [..., m, n] of this shape lies, at a position of the broadcast batch."""
     tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
-    return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
+    return [0 if isinstance(d, int) and d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
+
+
+def broadcast_batch(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The batch of a product of two batches; None where it depends on whether an open size is 1."""
+    longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+    more = len(longer) - len(shorter)
+    found = list(longer[:more])
+    for one, other in zip(longer[more:], shorter, strict=True):
+        if not same_size(one, other) and 1 not in [d for d in (one, other) if isinstance(d, int)]:
+            return None
+        found.append(other if isinstance(one, int) and one == 1 else one)
+    return tuple(found)
 
 
 def nhwc_shapes(call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

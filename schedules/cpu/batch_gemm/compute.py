@@ -11,20 +11,22 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import (
     INJECTIVE,
     batch_index,
+    broadcast_batch,
     call_fusable,
     call_with_pattern,
     constant,
-    static_shape,
+    is_open,
+    plain,
+    sizes,
 )
 from tvmopt.lowering.pairs import bits, is_bf16, pair
 from tvmopt.lowering.quads import WORD, quad
-from tvmopt.schedules.cpu._panels import product, unfit, whole_words
+from tvmopt.schedules.cpu._panels import product, unlike, whole_words
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -32,17 +34,22 @@ from tvmopt.targets import Machine
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
     """`R.matmul` of two activations, or of a batch of constant matrices: float32 or bfloat16, summed in float32, or
-    uint8 by int8 in int32."""
+    uint8 by int8 in int32. The batch of floats may be open."""
     x, w = call.args
-    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
+    xs, ws, value = sizes(x), sizes(w), constant(bb, w)
     if value is not None and prod(value.shape[:-2]) == 1:
         return None
-    if (reason := unfit(call)) is not None:
+    if xs is None or ws is None or is_open((*xs[-2:], *ws[-2:])):
+        return Declined("an open matrix")
+    if (reason := unlike(call)) is not None:
         return Declined(reason)
-    if xs is None or ws is None or min(len(xs), len(ws)) < 2:
+    if min(len(xs), len(ws)) < 2:
         return Declined("a vector")
+    batch = broadcast_batch(xs[:-2], ws[:-2])
+    if batch is None:
+        return Declined("open batches that may be broadcast")
     if str(x.ty.dtype) == "uint8":
-        return _of_bytes(bb, x, w, xs, ws, machine)
+        return Declined("an open batch of bytes") if is_open(batch) else _of_bytes(bb, x, w, batch, xs, ws, machine)
     return _batched(bb, x, w, xs, ws, machine)
 
 
@@ -50,12 +57,13 @@ def _of_bytes(
     bb: relax.BlockBuilder,
     x: relax.Expr,
     w: relax.Expr,
+    batch: tuple[int, ...],
     xs: tuple[int, ...],
     ws: tuple[int, ...],
     machine: Machine,
 ) -> relax.Expr:
     """The two kernels of the module's docstring."""
-    batch, m_len, k_len, n_len = np.broadcast_shapes(xs[:-2], ws[:-2]), xs[-2], xs[-1], ws[-1]
+    m_len, k_len, n_len = xs[-2], xs[-1], ws[-1]
     nr = machine.lanes() * (2 if n_len > machine.lanes() else 1)
     steps, panels = -(-k_len // WORD), -(-n_len // nr)
 
@@ -93,10 +101,16 @@ def _of_bytes(
     return call_fusable(bb, compute, [whole_words(bb, x), packed], "batch_matmul")
 
 
-def _row(a: te.Tensor, b: te.Tensor, batch: tuple[int, ...]) -> te.Tensor:
+def _batch(a: te.Tensor, b: te.Tensor) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:
+    """The shapes of two operands, in a kernel's own variables, and their batch."""
+    shapes = [tuple(map(plain, t.shape)) for t in (a, b)]
+    return shapes, broadcast_batch(shapes[0][:-2], shapes[1][:-2]) or ()
+
+
+def _row(a: te.Tensor, b: te.Tensor) -> te.Tensor:
     """One row by each matrix, added up row by row of B, which are no whole vectors: to pack B would take longer."""
     k = te.reduce_axis((0, int(a.shape[-1])), name="k")
-    shapes = [tuple(int(d) for d in t.shape) for t in (a, b)]
+    shapes, batch = _batch(a, b)
     return te.compute(
         (*batch, 1, shapes[1][-1]),
         lambda *i: te.sum(
@@ -111,24 +125,26 @@ def _batched(
     bb: relax.BlockBuilder,
     x: relax.Expr,
     w: relax.Expr,
-    xs: tuple[int, ...],
-    ws: tuple[int, ...],
+    xs: tuple[Any, ...],
+    ws: tuple[Any, ...],
     machine: Machine,
-) -> relax.Expr:
+) -> relax.Expr | Declined:
     """C[*batch, m, n] of two activations. Where N is no multiple of half a vector, B is packed at run time into
     panels padded with zeros (a block of its own, computed per task): vectors then never straddle a row."""
-    batch = tuple(np.broadcast_shapes(xs[:-2], ws[:-2]))
     m_len, k_len, n_len = xs[-2], xs[-1], ws[-1]
     lanes = machine.lanes()
     half = is_bf16(x)
     narrow = n_len > lanes and 2 * common_vector(n_len, lanes) < lanes
     if narrow and m_len == 1 and not half:
-        return call_fusable(bb, lambda a, b: _row(a, b, batch), [x, w], "batch_row")
+        if is_open((*xs, *ws)):
+            return Declined("an open batch of single rows of uneven length")
+        return call_fusable(bb, _row, [x, w], "batch_row")
     nr = 2 * lanes if half or narrow else 0
     steps = -(-k_len // 2) if half else k_len
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, steps), name="k")
+        (xs, ws), batch = _batch(a, b)
         tag = {"name": "batch_gemm", "attrs": {"tvmopt.kernel": "batch_gemm"}}
         if not nr:
             acc = te.compute(

@@ -51,6 +51,34 @@ def test_gemm_of_samples_of_some_rows(machine, shape):
 
 
 @pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (("n", 6, 40, 64), ("n", 6, 64, 40)), (("n", 17, 9), ("n", 9, 33)), (("n", 2, 197, 64), ("n", 2, 64, 197)),
+        (("n", 8, 15), (1, 15, 16)), (("n", 6, 7, 8), (6, 8, 7)), ((3, "n", 16, 31), (3, "n", 31, 1)),
+        (("n", "m", 32, 8), ("n", "m", 8, 24)), (("n", 1, 20, 8), ("n", 5, 8, 20)), (("n", 1, 64), ("n", 64, 32)),
+    ],
+)  # fmt: skip
+def test_products_of_an_open_number_of_matrices(machine, a, b):
+    model = Open(open_module(lambda bb, x, w: relax.op.nn.relu(bb.emit(relax.op.matmul(x, w))), [a, b]), machine)
+    assert list(model.how.values()) == [("batch_gemm", "")]
+    for n in (1, 2, 3, 7, 8, 9, 17):
+        x, w = (random(*({"n": n, "m": 2}.get(d, d) for d in shape)) for shape in (a, b))
+        wanted = np.maximum(x.astype("float64") @ w, 0)
+        close(model.guarded([x, w], wanted.shape), wanted, x.shape[-1])
+
+
+@pytest.mark.parametrize("a, b", [(("n", 4, 1, 8), ("n", 4, 8, 197)), (("n", "t", 8), ("n", 8, "t"))])
+def test_products_that_stay_plain_loops(a, b):
+    model = Open(open_module(lambda bb, x, w: relax.op.matmul(x, w), [a, b]))
+    assert [family for family, _ in model.how.values()] == ["generic"]
+    for n, t in ((1, 1), (3, 7), (8, 17)):
+        x, w = (random(*({"n": n, "m": n, "t": t}.get(d, d) for d in shape)) for shape in (a, b))
+        wanted = x.astype("float64") @ w
+        close(model.guarded([x, w], wanted.shape), wanted, x.shape[-1])
+
+
+@pytest.mark.parametrize("machine", machines())
 @pytest.mark.parametrize("cores", [1, 2])
 def test_gemm_of_more_open_rows_than_the_cache_holds(machine, cores):
     """They are cut into pieces, each of which passes all weights; the last one has the rows that are left over."""
