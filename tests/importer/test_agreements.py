@@ -69,6 +69,14 @@ LOSS = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 GROUPED = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
 
 
+def lstm(batch: int | str) -> dict[str, Any]:
+    """Inputs of a DynamicQuantizeLSTM beside its data, which has 9 columns."""
+    ones = {"w": np.ones((1, 9, 32), np.int8), "r": np.ones((1, 8, 32), np.int8)}
+    states = {"b": (1, 64), "l": (INT32, (batch,)), "h": (1, batch, 8), "c": (1, batch, 8), "p": (1, 24)}
+    direction = {"ws": np.ones(1, np.float32), "wz": np.zeros(1, np.int8)}
+    return {**ones, **states, **direction, "rs": np.ones((1, 32), np.float32), "rz": np.zeros((1, 32), np.int8)}
+
+
 def grouped(**other: Any) -> dict[str, Any]:
     """Inputs of a GroupQueryAttention without a cache; heads of 4 elements, 4 tokens."""
     caches = {"pk": (2, 2, 0, 4), "pv": (2, 2, 0, 4)}
@@ -182,6 +190,9 @@ CASES = [
     case("FeatureVectorizer", 7, domain=ML, attrs={"inputdimensions": [3, 2]}, x=("n", 3), b=(7, 2)),
     case("Imputer", 5, attrs={"imputed_value_floats": [1.0] * 5}, domain=ML, x=(3, "n")),
     case("BiasAdd", 5, domain=MS, x=(2, 3, "n"), b=(5,), s=(2, 3, "n")),
+    case("DynamicQuantizeLSTM", 9, domain=MS, attrs={"hidden_size": 8}, x=(5, 1, "n"), **lstm(1)),
+    case("DynamicQuantizeLSTM", 3, domain=MS, attrs={"hidden_size": 8}, x=(5, "n", 9), **lstm(3)),
+    case("DynamicQuantizeLSTM", 4, domain=MS, attrs={"hidden_size": 8}, x=(5, 4, 9), **lstm("n")),
     case("LayerNormalization", 8, domain=MS, x=(3, "n"), g=(8,)),
     case("RotaryEmbedding", (8, 16), domain=MS, x=(2, 3, "n"), p=(INT64, (2, 3)), c=(9, 4), s=(9, 4)),
     case("MatMulBnb4", 16, domain=MS, attrs={"K": 16, "N": 8, "block_size": 16, "quant_type": 1}, x=(3, "n"),
