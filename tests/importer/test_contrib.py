@@ -202,14 +202,22 @@ def test_dynamic_lstm(direction: str, per_channel: bool, kind: type, zero: int, 
     np.testing.assert_allclose(theirs, exact, rtol=1e-5, atol=1e-6 if batch == 1 else 0.05)
 
 
-def test_dynamic_lstm_of_weights_that_do_not_fit() -> None:
-    weights = {"w": codes(np.int8, 1, 9, 32), "r": codes(np.int8, 1, 8, 36)}
+@pytest.mark.parametrize(
+    ("columns", "attributes", "told"),
+    [
+        (36, {"hidden_size": 8}, "the columns of R and four times its rows"),
+        (32, {"hidden_size": 7}, "the rows of R and its hidden_size"),
+        (32, {"hidden_size": 8, "activations": ["Tanh"]}, "its activations and three a direction"),
+        (32, {"hidden_size": 8, "direction": "bidirectional"}, "the directions of R"),
+    ],
+)
+def test_dynamic_lstm_that_does_not_fit(columns: int, attributes: dict[str, Any], told: str) -> None:
+    weights = {"w": codes(np.int8, 1, 9, 32), "r": codes(np.int8, 1, 8, columns)}
     weights |= {"s": np.ones(1, np.float32), "z": np.zeros(1, np.int8)}
-    node = helper.make_node(
-        "DynamicQuantizeLSTM", ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], domain=MS, hidden_size=8
-    )
+    names = ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"]
+    node = helper.make_node("DynamicQuantizeLSTM", names, ["y"], domain=MS, **attributes)
     made = model([node], [value("x", (5, 1, 9))], [value("y", None)], weights, domains={MS: 1})
-    with pytest.raises(ModelError, match="the columns of R and four times its rows"):
+    with pytest.raises(ModelError, match=told):
         prepare(made)
 
 

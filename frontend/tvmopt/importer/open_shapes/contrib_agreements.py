@@ -379,8 +379,12 @@ def _recurrent(n: Node) -> Facts:
         yield from alike("W and R", w, (directions, w[1], columns))
         if x is not None:
             yield "the columns of X and the rows of W", x[2], "==", w[1]
+    if "hidden_size" in n.attrs:
+        yield "the rows of R and its hidden_size", hidden, "==", n.attrs["hidden_size"]
     two = n.attrs.get("direction", "forward") == "bidirectional"
     yield "the directions of R and those that it names", directions, "==", 1 + two
+    if functions := n.attrs.get("activations"):
+        yield "its activations and three a direction", len(functions), "==", 3 * (1 + two)
     for i, size in ((3, (directions, 2 * columns)), (7, (directions, 3 * hidden))):
         if (found := at(n, i)) is not None:
             yield from alike(f"'{n.node.input[i]}' and R", found, size)
