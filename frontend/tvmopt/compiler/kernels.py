@@ -58,17 +58,17 @@ def objects(
 
     keys, wanted, length, half = dict[str, str](), dict[str, tuple[Any, str]](), dict[str, int](), set[str]()
 
-    def looked_at(kernel: tuple[str, Any]) -> None:
-        name, func = kernel
-        symbol, func = _symbol(name), _numbered(func)
-        text = tvm.ir.save_json(func.with_attr("global_symbol", symbol))
-        key = keys[name] = _key(text, machine, without)
-        wanted[key], length[key] = (func, symbol), len(text)
-        if uses_half(text):
-            half.add(key)
+    def looked_at(kernel: tuple[str, Any]) -> tuple[str, Any, str]:
+        symbol, func = _symbol(kernel[0]), _numbered(kernel[1])
+        return symbol, func, tvm.ir.save_json(func.with_attr("global_symbol", symbol))
 
+    ordered = named(kernels)
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
-        list(threads.map(looked_at, named(kernels)))
+        for (name, _), (symbol, func, text) in zip(ordered, threads.map(looked_at, ordered), strict=True):
+            key = keys[name] = _key(text, machine, without)
+            wanted[key], length[key] = (func, symbol), len(text)
+            if uses_half(text):
+                half.add(key)
         found = {key: data for key in wanted if (data := cache.get(key)) is not None}
         missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-length[key], key))  # the longest first
         made = list(threads.map(vectorized, missing))
