@@ -1,5 +1,6 @@
 """Prefetches of weights: asked for by loops, each line of the next panel once, and no price in the inner loop."""
 
+from dataclasses import replace
 from itertools import product as product_of
 
 import numpy as np
@@ -71,16 +72,29 @@ def test_every_line_of_the_next_panel(rows, k, n):
     assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16 and steps > 1
 
 
+def open_product(shape, k, n, machine):
+    """The kernel of a product of open rows, and the loops that count the steps in which it fetches."""
+    module = pipeline.lower(open_module(product(1, k, n)[0], [(*shape, k)]), machine).module
+    (func,) = (f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
+    loops: list = []
+    structural_walk(func.body, ((tirx.For, lambda loop: loops.append(loop) if STEP in loop.annotations else None),))
+    return func, loops
+
+
+def test_weights_that_a_quarter_of_the_cache_holds_are_not_fetched():
+    machine = replace(Machine.load("znver5").with_cores(1), l1d=4096)
+    for k, n in ((33, 960), (9, 256)):
+        assert not open_product(("rows",), k, n, machine)[1]
+        assert open_product(("rows",), k, n, replace(machine, l2=16 * k * n - 16))[1]
+        assert not open_product(("rows",), k, n, replace(machine, l2=16 * k * n))[1]
+
+
 @pytest.mark.parametrize("k, n", [(33, 960), (9, 256)])
 @pytest.mark.parametrize("shape", [("rows",), ("rows", 3), (3, "rows")])
 def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(shape, k, n):
     """Tiles of open rows share it, two or more, which a run counts; with none nothing divides by it."""
-    module = pipeline.lower(
-        open_module(product(1, k, n)[0], [(*shape, k)]), Machine.load("znver5").with_cores(1)
-    ).module
-    (func,) = (f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
-    loops: list = []
-    structural_walk(func.body, ((tirx.For, lambda loop: loops.append(loop) if STEP in loop.annotations else None),))
+    machine = replace(Machine.load("znver5").with_cores(1), l1d=4096, l2=4 * k * n)
+    func, loops = open_product(shape, k, n, machine)
     (tiles,) = (loop for loop in loops if isinstance(loop.extent, tirx.Var))
     step = next(loop for loop in loops if int(loop.annotations.get(PREFETCH, 0)))
     places: list = []
