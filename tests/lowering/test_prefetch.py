@@ -93,7 +93,7 @@ def test_weights_that_a_quarter_of_the_cache_holds_are_not_fetched():
 @pytest.mark.parametrize("shape", [("rows",), ("rows", 3), (3, "rows")])
 def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(shape, k, n):
     """Tiles of open rows share it, two or more, which a run counts; with none nothing divides by it."""
-    machine = replace(Machine.load("znver5").with_cores(1), l1d=4096, l2=4 * k * n)
+    machine = replace(Machine.load("znver5").with_cores(1), l1d=4096, l2=16 * k * n - 16)
     func, loops = open_product(shape, k, n, machine)
     (tiles,) = (loop for loop in loops if isinstance(loop.extent, tirx.Var))
     step = next(loop for loop in loops if int(loop.annotations.get(PREFETCH, 0)))
