@@ -49,7 +49,7 @@ def _gemm(size: int, precision: str, path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def _tiny(batch: int) -> tuple[Any, dict[str, Any]]:
+def _tiny(sizes: models.Sizes) -> tuple[Any, dict[str, Any]]:
     """A ResNet of one block at 32x32: every step of the flow in seconds."""
     import torch
     import transformers
@@ -59,7 +59,7 @@ def _tiny(batch: int) -> tuple[Any, dict[str, Any]]:
     )
     model = transformers.ResNetForImageClassification(config)
     wrapped = models._wrap(model, lambda out: out.logits, ("pixel_values",))
-    return wrapped, {"pixel_values": torch.randn(batch, 3, 32, 32)}
+    return wrapped, {"pixel_values": torch.randn(sizes.batch, 3, 32, 32)}
 
 
 def torch_module(name: str, batch: int) -> Any:
