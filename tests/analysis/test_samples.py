@@ -106,6 +106,14 @@ def test_lengths_leave_most_of_a_sequence(
     assert integer_bounds(made) == ({name: bound} if bound else {})
 
 
+@pytest.mark.parametrize(("op", "domain"), [("LSTM", ""), ("DynamicQuantizeLSTM", "com.microsoft")])
+def test_a_recurrent_layer_has_no_more_steps_than_its_data(op: str, domain: str) -> None:
+    infos = [helper.make_tensor_value_info("x", 1, [5, 1, 9]), helper.make_tensor_value_info("n", 6, [1])]
+    node = helper.make_node(op, ["x", "w", "r", "", "n"], ["y"], domain=domain, hidden_size=8)
+    y = helper.make_tensor_value_info("y", 1, None)
+    assert integer_bounds(helper.make_model(helper.make_graph([node], "g", infos, [y]))) == {"n": (1, 6)}
+
+
 def test_truth_values_take_turns() -> None:
     """Both branches of an If are verified; all combinations of two where there are seeds for them."""
     infos = [TensorInfo("x", (4,), "float32"), *(TensorInfo(n, (1,), "bool") for n in "ab")]

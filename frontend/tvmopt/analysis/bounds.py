@@ -12,15 +12,17 @@ from math import prod
 from typing import Any
 
 from tvmopt.importer.decoder import find
+from tvmopt.importer.fit_networks import REAL_TYPES
 
 Shape = tuple[int, ...]
 Bound = tuple[int, int] | tuple[int, int, str]
 """The lowest value, and the first that is too large; of a decoder's positions also the cache whose length is the first
 one: they are consecutive."""
 
-UINT8, INTEGERS, REALS = 2, (6, 7), (1, 10, 11, 16)
-"""ONNX's numbers of types: int32 and int64; float, float16, double and bfloat16."""
+UINT8, INTEGERS = 2, (6, 7)
+"""ONNX's numbers of types, the integers int32 and int64."""
 LENGTH = re.compile(r"[a-z]*(len|lens|length|lengths)")
+"""A word in the name of an input of lengths."""
 PIXELS: Bound = (0, 256)
 """Of pictures of bytes: every value."""
 DIVISORS: Bound = (1, 4)
@@ -131,6 +133,7 @@ RULES: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Slice"): {4: lambda use: (1, 2)},
     ("tvmopt", "ResampleRows"): {0: lambda use: PIXELS},
     ("tvmopt", "ResampleColumns"): {0: lambda use: PIXELS},
+    ("com.microsoft", "DynamicQuantizeLSTM"): _LENGTHS,
     ("com.microsoft", "RotaryEmbedding"): {1: _rotary(2)},
     ("com.microsoft", "GroupQueryAttention"): {5: _filled, 9: lambda use: _up_to(use.extent(7, 0))},
     ("com.microsoft", "EmbedLayerNormalization"): {
@@ -205,7 +208,7 @@ def _called_length(value: Any, graph: Any) -> Bound | None:
     count = kind.shape.dim[0].dim_value if kind.shape.dim else 1
     for other in graph.input:
         dims = [d.dim_value for d in other.type.tensor_type.shape.dim]
-        if other.type.tensor_type.elem_type in REALS and len(dims) > 1 and count in dims[:2]:
+        if other.type.tensor_type.elem_type in REAL_TYPES and len(dims) > 1 and count in dims[:2]:
             steps = dims[1 - dims.index(count)]
             return (max(1, steps // 2), steps + 1) if steps else None
     return None

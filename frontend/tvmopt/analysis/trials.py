@@ -49,7 +49,7 @@ and bytes of float32 that other nodes read and write."""
 NODE = 5e-5
 """Seconds of a node of a loop's body, however small: loops have thousands of trips."""
 
-RECURRENT = {"LSTM": 20, "GRU": 20, "RNN": 5}
+RECURRENT = {"LSTM": 20, "DynamicQuantizeLSTM": 40, "GRU": 20, "RNN": 5}
 """Of how many nodes a step of such a layer takes the time."""
 
 SPECTRUM = 3e-10
