@@ -11,7 +11,6 @@ hold it and there are rows enough. With tiles of 8, 4, 2 and 1 rows::
 
     15 rows   8 8 (moved back by 1)      13   8 4 1      11   8 4 (moved back by 1)      7   4 4 (moved back by 1)
 
-
 Each body is the family's schedule of the function at that many rows; `base` is added to its row indices. That is right
 only where every access to an open axis is the row itself, which :func:`rows_of` proves: a tensor [seq, seq] would be
 moved along both axes, and is refused.

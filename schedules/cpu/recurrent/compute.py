@@ -113,15 +113,15 @@ class RecurrentWriter:
         self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, as_index(steps), as_index(batch), hidden
         self.handed = handed
         self.directions, self.rows = directions, p.rows
-        self.word = WORD if of_bytes else 1  # terms of a step of the product
-        terms = max(t.terms(-(-hidden // self.word)) for t in p.tiles) * self.word
+        self.of_bytes, self.word = of_bytes, WORD if of_bytes else 1  # and the terms of a step of the product
+        terms = max(map(self._trips, p.tiles)) * self.word
         lanes = p.tiles[0].lanes
         self.width = -(-terms // lanes) * lanes if self.rounds else terms  # of a sequence in a state; then zeros
         self.size = p.rows * self.width
         self.locals: list[Any] = []
         self.projected = new_buffer("projected", steps, batch, directions * spec.gates * hidden)
         self.packed = [
-            new_buffer(f"packed{i}", directions, t.blocks, t.terms(-(-hidden // self.word)), t.gates * t.width,
+            new_buffer(f"packed{i}", directions, t.blocks, self._trips(t), t.gates * t.width,
                        dtype="int32" if of_bytes else "float32")
             for i, t in enumerate(p.tiles)
         ]  # fmt: skip
@@ -145,6 +145,10 @@ class RecurrentWriter:
     def rounds(self) -> bool:
         """Whether each step rounds the states to 8 bits."""
         return "scale" in self.spec.operands
+
+    def _trips(self, shape: GateTile) -> int:
+        """Steps of the product with R, with those added that make whole trips through its loop."""
+        return shape.terms(-(-self.hidden // self.word))
 
     def _local(self, name: str, size: int, dtype: str = "float32") -> Any:
         buffer = new_buffer(f"{name}_{len(self.locals)}", size, dtype=dtype)
@@ -210,7 +214,7 @@ class RecurrentWriter:
         at = _Step(t, first, old, const_index(self.size) - old)
         if self.rounds:
             lanes = self.plan.tiles[0].lanes
-            self.rounded = Rounded(self.state["h"], self.rows, self.width, lanes, self.word == WORD, self._local)
+            self.rounded = Rounded(self.state["h"], self.rows, self.width, lanes, self.of_bytes, self._local)
             return seq(
                 [*self.rounded.statements(old), self._pass(0, at, self.rounded.codes, const_index(0), Gates.lstm)]
             )
@@ -252,7 +256,7 @@ class RecurrentWriter:
         lanes, chains = shape.lanes, range(shape.chains)
         places = [(r, v) for r in range(rows) for v in range(shape.vectors)]
         cells = [(r, g, v) for r in range(rows) for g in range(shape.gates) for v in range(shape.vectors)]
-        kind = "int32" if self.word == WORD else "float32"
+        kind = "int32" if self.of_bytes else "float32"
         acc = {(cell, chain): self._local("acc", lanes, kind) for cell in cells for chain in chains}
         whole = vector(0, lanes)
 
@@ -269,7 +273,7 @@ class RecurrentWriter:
                 weight = load(packed, self.d, j, k, vector(g * shape.width + v * lanes, lanes))
                 target = acc[(r, g, v), chain]
                 old = load(target, whole)
-                if self.word == WORD:
+                if self.of_bytes:
                     four = spread(quad(*(load(source, first + byte) for byte in range(WORD))), lanes)
                     total = call_intrin(vector_type("int32", lanes), DOT4_ADD, old, four, weight)
                 else:
@@ -282,7 +286,7 @@ class RecurrentWriter:
         def trip(k: Expr) -> Any:
             return seq([s for n in range(shape.unroll) for s in add(k * shape.unroll + n, n % shape.chains)])
 
-        statements.append(loop(shape.terms(-(-self.hidden // self.word)) // shape.unroll, trip, "k"))
+        statements.append(loop(self._trips(shape) // shape.unroll, trip, "k"))
         for cell in cells if shape.chains > 1 else ():
             total = load(acc[cell, 0], whole)
             for chain in chains[1:]:
@@ -308,7 +312,7 @@ class RecurrentWriter:
         """x's share and that of the rounded state, whose product is `total`."""
         assert self.rounded is not None
         column = vector(unit + gate * self.hidden, lanes)
-        if self.word == WORD:
+        if self.of_bytes:
             zero = spread(load(self.rounded.zeros, row), lanes)
             total = (total - zero * load(self.packed[-1], self.d, column)).astype(vector_type("float32", lanes))
         scale = spread(load(self.rounded.steps, row), lanes) * load(self.given["scale"], self.d, column)
@@ -379,10 +383,7 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     )  # fmt: skip
     args, gate = [operands["projected"]], 0
     for shape in p.tiles:
-        args.append(
-            _packed_bytes(value, hidden, shape) if of_bytes and value is not None
-            else _packed(bb, operands["recurrence"], hidden, gate, shape)
-        )  # fmt: skip
+        args.append(_packed(bb, operands["recurrence"], hidden, gate, shape))
         gate += shape.gates
     if of_bytes and value is not None:
         args.append(relax.const(value.sum(axis=2, dtype=np.int32), "int32"))
@@ -391,30 +392,19 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     return relax.call_tir(bb.add_func(func, "recurrent"), [*args, *symbols.named(handed)], list(call.ty.fields))
 
 
-def _packed_bytes(value: np.ndarray, hidden: int, shape: GateTile) -> Any:
-    """The same of bytes: four terms a word, [D, blocks, terms, gates * width] of int32."""
-    rows = _rows(hidden, 0, shape)
-    picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden).transpose(0, 1, 3, 2)
-    words = pack_quads(picked)
-    more = shape.terms(words.shape[2]) - words.shape[2]
-    return relax.const(np.pad(words, ((0, 0), (0, 0), (0, more), (0, 0))), "int32")
-
-
-def _rows(hidden: int, gate: int, shape: GateTile) -> np.ndarray:
-    """The rows of R of `shape.gates` gates from `gate` on, in the order in which a kernel reads them."""
+def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: GateTile) -> Any:
+    """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, terms, gates * width], zeros beyond H; a
+    constant of bytes as words of four terms, int32."""
     starts = np.minimum(np.arange(shape.blocks) * shape.width, hidden - shape.width)
     gates = (gate + np.arange(shape.gates)) * hidden
-    rows: np.ndarray = (starts[:, None, None] + gates[:, None] + np.arange(shape.width)).reshape(-1)
-    return rows
-
-
-def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: GateTile) -> Any:
-    """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, terms, gates * width], zeros beyond H."""
-    rows, more = _rows(hidden, gate, shape), shape.terms(hidden) - hidden
+    rows = (starts[:, None, None] + gates[:, None] + np.arange(shape.width)).reshape(-1)
     value = constant(bb, weight)
     if value is not None:
         picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden).transpose(0, 1, 3, 2)
+        picked = pack_quads(picked) if value.dtype == np.int8 else picked
+        more = shape.terms(picked.shape[2]) - picked.shape[2]
         return relax.const(np.pad(picked, ((0, 0), (0, 0), (0, more), (0, 0))))
+    more = shape.terms(hidden) - hidden
     directions = (static_shape(weight) or ())[0]
     picked = bb.emit(relax.op.take(weight, relax.const(rows.astype("int64")), 1))
     picked = bb.emit(relax.op.reshape(picked, (directions, shape.blocks, shape.gates * shape.width, hidden)))

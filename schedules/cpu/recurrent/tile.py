@@ -106,16 +106,16 @@ def tile(hidden: int, gates: int, rows: int, machine: Machine, terms: int | None
     return min(found, key=lambda t: (_cycles(t, t.blocks, terms, rows, machine, machine.l2_rate), t.vectors))
 
 
-def _cycles(t: GateTile, blocks: int, hidden: int, rows: int, machine: Machine, rate: float) -> float:
+def _cycles(t: GateTile, blocks: int, terms: int, rows: int, machine: Machine, rate: float) -> float:
     """One core's cycles for `blocks` blocks of a step; R comes at `rate` bytes a cycle to the first tile of rows."""
     sums = t.gates * t.vectors
     whole, rest = divmod(rows, t.rows)
-    bytes_of_r = hidden * sums * t.lanes * 4
+    bytes_of_r = terms * sums * t.lanes * 4
     total = 0.0
     for height in [t.rows] * whole + [rest] * bool(rest):
         fma = sums * height / machine.fma_ports
         loads = (sums + height) / machine.load_ports
-        total += max(fma, loads, machine.fma_latency / t.chains) * hidden
+        total += max(fma, loads, machine.fma_latency / t.chains) * terms
     refills = 1 if bytes_of_r <= machine.l1d // 2 else whole + bool(rest)
     gates = rows * t.vectors * (t.gates + 1) * (machine.exp_cycles + 3)
     return blocks * (max(total, refills * bytes_of_r / rate) + gates)

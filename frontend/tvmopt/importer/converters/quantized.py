@@ -115,13 +115,18 @@ def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     if 0 in shape_of(x):  # no kernel finds the largest of no numbers
         scale, zero = const(np.float32(1), "float32"), const(np.uint8(0), "uint8")
         return const(np.zeros(shape_of(x)), "uint8"), scale, zero
-    high, low = b.maximum(_extreme(b, relax.op.max, x), 0.0), b.minimum(_extreme(b, relax.op.min, x), 0.0)
-    scale = b.div(b.sub(high, low), 255.0)
-    safe = b.where(b.equal(scale, 0.0), 1.0, scale)
-    steps = b.emit(relax.op.round(b.div(b.sub(0.0, low), safe)))
-    zero = b.where(b.greater(steps, 0.0), b.minimum(steps, 255.0), 0.0)  # 0 where it is NaN: an infinite range
+    safe, zero = step_and_zero(b, _extreme(b, relax.op.max, x), _extreme(b, relax.op.min, x))
     value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
     return value, safe, b.cast(zero, "uint8")
+
+
+def step_and_zero(b: Build, high: Any, low: Any) -> tuple[Any, Any]:
+    """The step and the zero point, both float32, of codes from 0 to 255 for numbers from `low` to `high`, and 0."""
+    high, low = b.maximum(high, 0.0), b.minimum(low, 0.0)
+    step = b.div(b.sub(high, low), 255.0)
+    safe = b.where(b.equal(step, 0.0), 1.0, step)
+    zero = b.emit(relax.op.round(b.div(b.sub(0.0, low), safe)))
+    return safe, b.where(b.greater(zero, 0.0), b.minimum(zero, 255.0), 0.0)  # 0 where it is NaN: an infinite range
 
 
 def _extreme(b: Build, op: Any, x: Any) -> Any:

@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.elementwise import leaky
+from tvmopt.importer.converters.quantized import step_and_zero
 from tvmopt.operators.recurrence import Function, Spec, spec_of
 
 
@@ -108,11 +109,7 @@ class _Direction:
     def _rounded(self, h: Any) -> Any:
         """h R^T of a state rounded to 8 bits with the range of each sequence, as DynamicQuantizeLinear rounds it."""
         b = self.b
-        high, low = (b.emit(op(h, 1, keepdims=True)) for op in (relax.op.max, relax.op.min))
-        high, low = b.maximum(high, 0.0), b.minimum(low, 0.0)
-        step = b.div(b.sub(high, low), 255.0)
-        step = b.where(b.equal(step, 0.0), 1.0, step)
-        zero = b.emit(relax.op.round(b.div(b.sub(0.0, low), step)))
+        step, zero = step_and_zero(b, *(b.emit(op(h, 1, keepdims=True)) for op in (relax.op.max, relax.op.min)))
         codes = b.add(b.emit(relax.op.round(b.div(h, step))), zero)
         codes = b.sub(b.minimum(b.maximum(codes, 0.0), 255.0), zero)
         total = b.matmul(codes, b.cast(self.recurrent, dtype_of(h)))
