@@ -21,10 +21,11 @@ import ast
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 Size = Any
@@ -278,6 +279,8 @@ def _combine(a: Dim, b: Any, sign: int) -> Size:
 def _divide(a: Size, b: Size) -> Size:
     """``floor(a / b)`` in its canonical form."""
     if isinstance(b, Dim):
+        a, b = _without_common_factors(a, b)
+    if isinstance(b, Dim):
         return _divide_exactly(a, b)
     if b == 0:
         raise ZeroDivisionError(f"{a} is divided by zero")
@@ -327,6 +330,22 @@ def _divide_exactly(a: Size, b: Dim) -> Size:
         if isinstance(left, int) and left == 0:
             return quotient
     return 0 if isinstance(a, int) and a == 0 else Dim({(Atom("//", a, b),): 1})
+
+
+def _without_common_factors(a: Size, b: Dim) -> tuple[Size, Size]:
+    """Dividend and divisor without what is a factor of all their terms; where that is 0, nothing can be divided.
+
+    >>> h, w = Dim.symbol("h"), Dim.symbol("w")
+    >>> print((4 * h * w + w) // (8 * w), (h * h * w) // (h * w * w))
+    h//2 h//w
+    """
+    if not isinstance(a, Dim):
+        return a, b
+    common = reduce(lambda one, other: one & other, (Counter(monomial) for part in (a, b) for monomial in part.terms))
+    if not common:
+        return a, b
+    without = [{tuple((Counter(k) - common).elements()): v for k, v in part.terms.items()} for part in (a, b)]
+    return _plain(without[0]), _plain(without[1])
 
 
 def least(a: Size, b: Size, ranges: Ranges | None = None) -> Size:
@@ -628,9 +647,17 @@ def holds(condition: str, sizes: Mapping[str, int]) -> bool:
 
     >>> holds("past + seq <= 1024", {"past": 1000, "seq": 25}), holds("2*a == b", {"a": 2, "b": 4})
     (False, True)
+
+    A division by zero does not hold: it is of a tensor that has no elements.
+
+    >>> holds("a//b == 1", {"a": 0, "b": 0})
+    False
     """
     left, sign, right = condition.partition(" <= ") if " <= " in condition else condition.partition(" == ")
-    a, b = (replaced(parse(side), sizes) for side in (left, right))
+    try:
+        a, b = (replaced(parse(side), sizes) for side in (left, right))
+    except ZeroDivisionError:
+        return False
     return bool(a <= b if sign == " <= " else a == b)
 
 
