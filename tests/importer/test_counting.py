@@ -91,6 +91,12 @@ CONDITIONS = {
         node("Less", ["following", "n"], ["goes1"]),
         node("And", ["goes0", "goes1"], ["goes"]),
     ],
+    "one behind the other": [
+        node("Less", ["next", "n"], ["goes0"]),
+        node("Cast", ["trip"], ["trip32"], to=INT32),
+        node("Less", ["trip32", "n"], ["goes1"]),
+        node("And", ["goes1", "goes0"], ["goes"]),
+    ],
     "beside a limit": [
         node("Less", ["next", "huge32"], ["far"]),
         node("Less", ["next", "n"], ["near"]),
@@ -115,6 +121,18 @@ def test_what_is_asked_before_the_first_trip(first: str, limit: str) -> None:
     found = tvmopt.compile(made, threads=1, verify=False).model.run(rows(9))
     for array, expected in zip(found.values(), run_ort(made, rows(9)), strict=True):
         np.testing.assert_allclose(array, expected, 1e-5, 1e-6)
+
+
+def test_a_limit_that_is_the_open_size() -> None:
+    """As Keras's layers are exported: the condition says of the length what the trip count says, too."""
+    *before, loop, shape, zeros, last = while_loop(*CONDITIONS["one behind the other"], limit="all", first="both")
+    known = [node("Cast", ["n"], ["all"], to=INT64), node("And", ["begin", "begin"], ["both"])]
+    made = looped([*before, *known, loop, shape, zeros, last])
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    for size in SIZES:
+        for array, expected in zip(compiled.run(rows(size)).values(), run_ort(made, rows(size)), strict=True):
+            assert array.shape == expected.shape
+            np.testing.assert_allclose(array, expected, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 40])

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tvmopt.dims import Dim, Size, interval
+from tvmopt.dims import Dim, Size, equal, interval
 from tvmopt.importer.bodies import first_condition
 from tvmopt.importer.branches import VIEWS
 from tvmopt.importer.protos import node_name, node_reads, subgraphs
@@ -53,23 +53,32 @@ def counted(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto | None:
     has one trip more than that, and no more than it says itself.
     """
     body = next(a.g for a in node.attribute if a.name == "body")
-    given = walk.array(node.input[0]) if node.input[0] else np.array(np.iinfo(np.int64).max)
+    given = walk.sizes(node.input[0]) if node.input[0] else np.array(np.iinfo(np.int64).max)
     if given is None or given.size != 1 or not body.output:
         return None
-    most = int(given.reshape(-1)[0])
+    most = given.reshape(-1)[0]
     counters = _Body(walk, node, body)
     comparison = counters.comparison(body.output[0].name)
     if comparison is None or not _begins(walk, node, counters.outside):
         return None
     a, b, more = comparison
-    if a.step < 1 or b.step or isinstance(a.first, Dim) or (isinstance(b.first, Dim) and (a.step > 1 or not b.name)):
+    if a.step < 1 or b.step or isinstance(a.first, Dim) or (isinstance(b.first, Dim) and a.step > 1):
         return None
     left = b.first + more - a.first
     if isinstance(left, Dim):
-        if interval(left, walk.symbols.known())[0] < 0 or most < ENDLESS:
+        known = walk.symbols.known()
+        if interval(left, known)[0] < 0:
             return None
-        limit = _sum(walk, node, b.name, b.more + more - a.first + 1)
+        if isinstance(most, Dim) and equal(most, left + 1, known):
+            limit = node.input[0]
+        elif not isinstance(most, Dim) and most >= ENDLESS and b.name:
+            limit = _sum(walk, node, b.name, b.more + more - a.first + 1)
+        else:
+            return None
+    elif isinstance(most, Dim):
+        return None
     else:
+        most = int(most)
         limit = walk.fresh(f"{node_name(node)}/trips")
         walk.set_constant(limit, np.array(min(1 + max(0, -(-left // a.step)), max(most, 0)), np.int64))
     return _rewritten(walk, node, limit)
@@ -107,14 +116,19 @@ def _keeps(maker: onnx.NodeProto) -> bool:
 def _begins(walk: Walk, node: onnx.NodeProto, made: dict[str, onnx.NodeProto]) -> bool:
     """Whether the first trip is always made: nothing asks before it, or what asks is true for all sizes."""
     known = first_condition(walk, node)
-    if known is not None:
-        return known
-    name = walk.alias.get(node.input[1], node.input[1])
+    return _always(walk, made, node.input[1]) if known is None else known
+
+
+def _always(walk: Walk, made: dict[str, onnx.NodeProto], name: str) -> bool:
+    """Whether a comparison of sizes, or several, are true for all of them."""
+    name = walk.alias.get(name, name)
     while name in made and made[name].op_type in VIEWS:
         name = walk.alias.get(made[name].input[0], made[name].input[0])
-    if name not in made or made[name].op_type not in LESS:
+    maker = made.get(name)
+    if maker is not None and maker.op_type == "And":
+        return all(_always(walk, made, side) for side in maker.input)
+    if maker is None or maker.op_type not in LESS:
         return False
-    maker = made[name]
     sides = [_outside(walk, made, i) for i in maker.input]
     if None in sides:
         return False
@@ -162,7 +176,7 @@ class _Body:
         if maker.op_type == "And":  # a limit that no loop reaches stands beside it
             sides = [self.comparison(i) for i in maker.input]
             left = [s for s in sides if s is None or not self._never(s)]
-            return left[0] if len(set(left)) == 1 else None  # two counters of one loop may say the same
+            return _earliest(left)  # two counters of one loop may say the same, or one ends it before the other
         if maker.op_type not in LESS:
             return None
         numbers = [self.number(i) for i in maker.input]
@@ -254,6 +268,16 @@ class _Body:
             return None
         value = float(array.reshape(-1)[0])
         return int(value) if value.is_integer() else None
+
+
+def _earliest(comparisons: list[tuple[_Number, _Number, int] | None]) -> tuple[_Number, _Number, int] | None:
+    """The comparison that no longer holds first, of some whose counters grow alike to one bound."""
+    if not comparisons or any(c is None or isinstance(c[0].first, Dim) for c in comparisons):
+        return None
+    known = [c for c in comparisons if c is not None]
+    if len({(a.step, str(b.first), b.step, more) for a, b, more in known}) > 1:
+        return None
+    return max(known, key=lambda comparison: comparison[0].first)
 
 
 def _sum(walk: Walk, node: onnx.NodeProto, name: str, more: int) -> str:
