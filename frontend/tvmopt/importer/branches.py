@@ -7,6 +7,7 @@ stands behind does not fit that branch, the whole preparation is tried with the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -236,13 +237,18 @@ def _in_branch(walk: Walk, node: onnx.NodeProto, problem: ModelError) -> ModelEr
 
 def deciding_inputs(walk: Walk, name: str) -> list[str]:
     """The inputs of the model that a value is computed from, in the model's order."""
-    producers = {o: n for n in walk.nodes for o in n.output}
-    seen, waiting = set[str](), [walk.alias.get(name, name)]
+    return inputs_behind(walk.nodes, walk.model.graph.input, walk.alias.get(name, name))
+
+
+def inputs_behind(nodes: Iterable[onnx.NodeProto], inputs: Iterable[onnx.ValueInfoProto], name: str) -> list[str]:
+    """The names of the inputs that a tensor is computed from, in their order."""
+    producers = {o: n for n in nodes for o in n.output}
+    seen, waiting = set[str](), [name]
     while waiting:
         if (current := waiting.pop()) not in seen:
             seen.add(current)
             waiting += node_reads(producers[current]) if current in producers else ()
-    return [v.name for v in walk.model.graph.input if v.name in seen]
+    return [v.name for v in inputs if v.name in seen]
 
 
 def _fold_branch(walk: Walk, graph: onnx.GraphProto, prefix: str) -> None:

@@ -29,20 +29,20 @@ ONCE = "tvmopt/once"
 
 
 def convert_either(
-    outer: Host, inner: Callable[[], Host], node: onnx.NodeProto, inputs: Inputs, name: str
+    outer: Host, inner: Callable[[], Host], node: onnx.NodeProto, inputs: Inputs, name: str, values: str
 ) -> list[Any]:
     """The results of an If.
 
     Args:
         outer: the importer of the graph around it. inner: makes a new one, for a branch.
-        name: of its node, for messages.
+        name: of its node, for messages. values: what on the command line binds the inputs that decide.
 
     Raises:
         UnsupportedOp: its branches give tensors of different shapes.
     """
     graphs = {a.name: a.g for a in node.attribute}
     branches = [graphs["then_branch"], graphs["else_branch"]]
-    kinds = _kinds(branches, name)
+    kinds = _kinds(branches, name, values)
     b = Build(outer.bb, name)
     condition = b.reshape(inputs[0], ())
     outer._nodes[ONCE], outer.types[ONCE] = const(False, "bool"), ("bool", ())
@@ -54,7 +54,7 @@ def convert_either(
     return results
 
 
-def _kinds(branches: list[onnx.GraphProto], name: str) -> list[tuple[str, tuple[Any, ...]]]:
+def _kinds(branches: list[onnx.GraphProto], name: str, values: str) -> list[tuple[str, tuple[Any, ...]]]:
     """Element type and shape of each result, the same in both branches."""
     kinds = []
     for then, other in zip(*(graph.output for graph in branches), strict=True):
@@ -65,7 +65,7 @@ def _kinds(branches: list[onnx.GraphProto], name: str) -> list[tuple[str, tuple[
             raise UnsupportedOp(
                 f"If cannot be imported: a run decides it, sizes are open, and its branches give {told}.",
                 where=f"node '{name}'",
-                fix="bind the sizes: --shape NAME:N for each, or the inputs that decide: --value NAME=NUMBER",
+                fix=f"bind the sizes: --shape NAME:N for each, or what decides: {values}",
             )
         kinds.append((dtype_name(then.type.tensor_type.elem_type), shapes[0]))
     return kinds

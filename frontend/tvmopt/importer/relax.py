@@ -31,6 +31,7 @@ from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_found, is_open, symbols_o
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect, last_line
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
+from tvmopt.importer.branches import inputs_behind
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
 from tvmopt.importer.converters.below import Below, below
 from tvmopt.importer.converters.common import Build
@@ -121,9 +122,11 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self._below: dict[Any, Below] = {}
         self._failed: set[str] = set()
         self.errors: list[ModelError] = []
+        self._graph = onnx.GraphProto()
 
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
         """The module, and the ONNX node of each binding's name."""
+        self._graph = graph
         self._read_types(graph)
         self._parse_graph_initializers(graph)
         self._parse_graph_input(graph)
@@ -264,7 +267,9 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
             if self.open.ranges or self.open.decided:
-                return [self._emit(r, binding) for r in convert_either(self, self._for_body, node, inputs, name)]
+                values = self._deciding(node)
+                found = convert_either(self, self._for_body, node, inputs, name, values)
+                return [self._emit(r, binding) for r in found]
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
             op_type=node.op_type,
@@ -438,10 +443,15 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         then, other = (self._convert_branch(attrs[k], names) for k in ("then_branch", "else_branch"))
         result = self.bb.emit(relax.If(condition, then, other))
         if not self.dynamic:
-            _one_shape(node, then.body.ty, other.body.ty)
+            _one_shape(node, then.body.ty, other.body.ty, self._deciding(node))
         if len(node.output) == 1:
             return [result]
         return [relax.TupleGetItem(result, i) for i in range(len(node.output))]
+
+    def _deciding(self, node: onnx.NodeProto) -> str:
+        """What on the command line binds the inputs that decide which branch is taken."""
+        names = inputs_behind(self._graph.node, self._graph.input, node.input[0])
+        return " ".join(f"--value {name}=NUMBER" for name in names or ["NAME"])
 
     def _convert_branch(self, graph: onnx.GraphProto, names: Names) -> Any:
         outer = dict(self._nodes)
@@ -524,7 +534,7 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
     )
 
 
-def _one_shape(node: onnx.NodeProto, then: Any, other: Any) -> None:
+def _one_shape(node: onnx.NodeProto, then: Any, other: Any, values: str) -> None:
     """Refuse branches of an If whose results have different shapes."""
     pairs = zip(*(getattr(kind, "fields", None) or [kind] for kind in (then, other)), strict=True)
     for output, (one, two) in zip(node.output, pairs, strict=False):
@@ -533,7 +543,7 @@ def _one_shape(node: onnx.NodeProto, then: Any, other: Any) -> None:
             raise UnsupportedOp(
                 f"If cannot be imported: a run decides it, and its branches give '{output}' as {told}.",
                 where=f"node '{node_name(node)}'",
-                fix="if one branch is never taken, bind the inputs that decide: --value NAME=NUMBER",
+                fix=f"if one branch is never taken, bind the inputs that decide: {values}",
             )
 
 
