@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,170 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 import tvmopt.onnxruntime as ours
+from tests.importer.classic_check import ML, RNG, TREES, agree, one, rows, the_same_numbers
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.errors import TvmoptError, UnsupportedOp
 from tvmopt.importer import import_model
 from tvmopt.importer.maps import has_maps, maps
-from tvmopt.operators.tree_sums import COMPARISONS
 
-ML = "ai.onnx.ml"
-Array = np.ndarray[Any, Any]
-RNG = np.random.default_rng(0)
-
-
-def one(op: str, x: Array, outputs: dict[str, int], version: int = 3, **attrs: Any) -> onnx.ModelProto:
-    """A model of one node whose rows are open."""
-    node = helper.make_node(op, ["x"], list(outputs), domain=ML, name="node", **attrs)
-    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    made = [value(name, None, elem) for name, elem in outputs.items()]
-    return model([node], [value("x", [*x.shape], kind)], made, domains={ML: version})
-
-
-def agree(made: onnx.ModelProto, x: Array, tolerance: float = 2e-6) -> list[Array]:
-    """Our results, which are onnxruntime's."""
-    found, wanted = run_relax(import_model(made), {"x": x}), run_ort(made, {"x": x})
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
-    return found
-
-
-def rows(count: int, features: int, edges: bool = True) -> Array:
-    x = RNG.standard_normal((count, features)).astype(np.float32).round(1)
-    if edges and count > 4:
-        x[0], x[1, 0], x[2, -1], x[3] = 0, np.inf, -np.inf, 3e38
-    return x
-
-
-@pytest.fixture(autouse=True)
-def the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test draws the same, whichever ran before it."""
-    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
-
-
-TREES = {"label": TensorProto.INT64, "scores": TensorProto.FLOAT}
-
-
-def trees(
-    part: str, count: int, features: int, outputs: int, mode: str = COMPARISONS[0], depth: int = 5, every: bool = False
-) -> Any:
-    """Attributes of an ensemble of random trees of different depths; thresholds are numbers that inputs have.
-
-    Args:
-        every: each leaf adds to all outputs, else to one or two of them.
-    """
-    columns: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "featureids", "values", "modes",
-        "truenodeids", "falsenodeids", "missing_value_tracks_true")}  # fmt: skip
-    leaves: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "ids", "weights")}
-    for tree in range(count):
-        todo, following = [(0, 0)], 1
-        while todo:
-            number, level = todo.pop()
-            leaf = level == depth or (level > 0 and RNG.uniform() < 0.3)
-            ways = (0, 0) if leaf else (following, following + 1)
-            threshold = round(float(RNG.standard_normal()), 1)
-            row = (tree, number, RNG.integers(features), threshold, "LEAF" if leaf else mode, *ways,
-                   RNG.integers(2))  # fmt: skip
-            for column, entry in zip(columns.values(), row, strict=True):
-                column.append(entry if isinstance(entry, str) else entry.item() if hasattr(entry, "item") else entry)
-            if leaf:
-                some = {int(RNG.integers(outputs)), int(RNG.integers(outputs))}
-                for target in range(outputs) if every else sorted(some):
-                    for column, entry in zip(leaves.values(), (tree, number, target, RNG.uniform(0, 1)), strict=True):
-                        column.append(entry)
-            else:
-                todo += [(way, level + 1) for way in ways]
-                following += 2
-    return {f"nodes_{k}": v for k, v in columns.items()} | {f"{part}_{k}": v for k, v in leaves.items()}
-
-
-@pytest.mark.parametrize("mode", COMPARISONS)
-@pytest.mark.parametrize("count", [1, 7, 33])
-def test_regression_trees(mode: str, count: int) -> None:
-    x = rows(count, 6)
-    x[RNG.uniform(size=x.shape) < 0.1] = np.nan
-    attrs = trees("target", 9, 6, 3, mode) | {"n_targets": 3}
-    agree(one("TreeEnsembleRegressor", x, {"y": 1}, aggregate_function="AVERAGE", **attrs), x)
-    attrs = trees("target", 9, 6, 3, mode, every=True) | {"n_targets": 3}
-    agree(one("TreeEnsembleRegressor", x, {"y": 1}, base_values=[0.5, -1.0, 2.0], **attrs), x)
-
-
-def test_a_target_that_no_leaf_adds_to_is_its_base() -> None:
-    """As ONNX says; onnxruntime gives 0."""
-    x = rows(7, 6)
-    attrs = trees("target", 9, 6, 1) | {"n_targets": 2, "base_values": [0.5, -1.0]}
-    (found,) = run_relax(import_model(one("TreeEnsembleRegressor", x, {"y": 1}, **attrs)), {"x": x})
-    assert (found[:, 1] == -1.0).all() and (found[:, 0] > 0.5).all()
-
-
-@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
-@pytest.mark.parametrize("labels", [[0, 1, 2], [7, -3, 5]])
-def test_classification_trees(transform: str, labels: list[int]) -> None:
-    x = rows(31, 4)
-    attrs = trees("class", 16, 4, 3) | {"classlabels_int64s": labels, "post_transform": transform}
-    label, _ = agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
-    assert set(label) <= set(labels)
-
-
-@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
-def test_two_classes_of_which_one_is_summed(transform: str) -> None:
-    x = rows(15, 4, edges=False)
-    attrs = trees("class", 5, 4, 1) | {"classlabels_int64s": [0, 1], "post_transform": transform}
-    attrs["class_ids"] = [0] * len(attrs["class_ids"])
-    attrs["class_weights"] = [w - 0.5 if transform == "LOGISTIC" else w / 5 for w in attrs["class_weights"]]
-    agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
-
-
-def test_gpus_are_refused() -> None:
-    """By name, and with what to do."""
-    attrs = trees("target", 4, 4, 3) | {"n_targets": 3}
-    made = one("TreeEnsembleRegressor", rows(4, 4), {"y": 1}, **attrs)
-    with pytest.raises(UnsupportedOp, match="trees are summed up on CPUs only") as error:
-        tvmopt.compile(made, target="nvidia-h100", verify=False)
-    assert "--target cpu" in error.value.fix
-
-
-def _with_a_circle(attrs: dict[str, Any]) -> None:
-    """The tree 0 is two nodes that lead to each other, with a leaf each, and a third leaf."""
-    tree = {
-        "treeids": [0] * 5, "nodeids": [0, 1, 2, 3, 4], "featureids": [0] * 5, "values": [0.0] * 5,
-        "modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"], "truenodeids": [1, 0, 0, 0, 0],
-        "falsenodeids": [2, 3, 0, 0, 0], "missing_value_tracks_true": [0] * 5,
-    }  # fmt: skip
-    attrs.update({f"nodes_{key}": values for key, values in tree.items()})
-    attrs.update(target_treeids=[0], target_nodeids=[4], target_ids=[0], target_weights=[1.0])
-
-
-def test_numbers_of_float64_are_compared_as_such() -> None:
-    """Rounded to float32, a number just beyond a threshold is at it."""
-    attrs = trees("target", 3, 4, 1)
-    edges = sorted({v for v, mode in zip(attrs["nodes_values"], attrs["nodes_modes"], strict=True) if mode != "LEAF"})
-    near = np.float64(np.float32(edges))
-    x = np.stack([np.concatenate([near, near + 1e-12, near - 1e-12])] * 4, 1)
-    agree(one("TreeEnsembleRegressor", x, {"y": 1}, n_targets=1, **attrs), x)
-
-
-def test_trees_that_are_none_are_refused() -> None:
-    x = rows(2, 4)
-    broken: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "no node of its tree": lambda a: a["nodes_truenodeids"].__setitem__(0, 999),
-        "are no trees": lambda a: a["nodes_truenodeids"].__setitem__(0, a["nodes_falsenodeids"][0]),
-        "is there twice": lambda a: a["nodes_nodeids"].__setitem__(1, 0),
-        "compare by": lambda a: a["nodes_modes"].__setitem__(0, "BRANCH_GT"),
-        "feature 99 of 4": lambda a: a["nodes_featureids"].__setitem__(0, 99),
-        "target 9 of 3": lambda a: a["target_ids"].__setitem__(0, 9),
-        "-1, of nodes_featureids,": lambda a: a["nodes_featureids"].__setitem__(0, -1),
-        "-1, of target_ids,": lambda a: a["target_ids"].__setitem__(0, -1),
-        f"{1 << 32}, of target_ids,": lambda a: a["target_ids"].__setitem__(0, 1 << 32),
-        "not equally long": lambda a: a["target_weights"].pop(),
-        "not equally long: .*tracks_true 1": lambda a: a.update(nodes_missing_value_tracks_true=[1]),
-        "nodes are no trees": _with_a_circle,
-    }
-    for told, spoil in broken.items():
-        attrs = trees("target", 4, 4, 3)
-        spoil(attrs)
-        with pytest.raises(UnsupportedOp, match=told):
-            import_model(one("TreeEnsembleRegressor", x, {"y": 1}, n_targets=3, **attrs))
+__all__ = ["the_same_numbers"]
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])

@@ -29,7 +29,15 @@ EDGES = {
     *("Hardmax", "QLinearConv", "QLinearMatMul"),  # the last two move their own sums
     "DynamicQuantizeLSTM",
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "NonMaxSuppression"),
-    *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    *(
+        SELECT,
+        ANY,
+        "LinearClassifier",
+        "SVMClassifier",
+        "TreeEnsemble",
+        "TreeEnsembleClassifier",
+        "TreeEnsembleRegressor",
+    ),
 }
 INTEGERS = {"Cast", "CastLike", "QuantizeLinear", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
 """Those of them that make integers or booleans of one number each."""

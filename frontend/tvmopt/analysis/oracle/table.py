@@ -23,6 +23,7 @@ from tvmopt.analysis.oracle import (
     regions,
     resize,
     signal,
+    trees,
     windows,
 )
 from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
@@ -36,6 +37,7 @@ _GROUPS = (
 OPERATORS: dict[tuple[str, str], Operator] = {
     **{("ai.onnx", name): operator for group in _GROUPS for name, operator in group.TABLE.items()},
     **{("com.microsoft", name): operator for name, operator in {**contrib.TABLE, **attention.CONTRIB}.items()},
+    **{("ai.onnx.ml", name): operator for name, operator in trees.TABLE.items()},
     **{(DOMAIN, name): operator for name, operator in {**pixels.TABLE, **boxes.TABLE}.items()},
 }
 """(domain, operator) -> its definition."""

@@ -40,6 +40,8 @@ def classic_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]
         return known(0, TensorProto.INT64, [row]) | (known(1, TensorProto.FLOAT, [row, len(labels)]) if labels else {})
     if node.op_type in REGRESSORS:
         return known(0, TensorProto.FLOAT, [row, int(attrs.get(REGRESSORS[node.op_type], 1))])
+    if node.op_type == "TreeEnsemble":
+        return known(0, elem, [row, int(attrs.get("n_targets", 1))])
     if node.op_type in SAME_SHAPE:
         return known(0, TensorProto.FLOAT if node.op_type in OF_FLOATS else _values(attrs) or elem, shape)
     if node.op_type == "OneHotEncoder":

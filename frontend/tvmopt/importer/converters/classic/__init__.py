@@ -3,7 +3,8 @@
 scaling    what stands in front: scaling, norms, thresholds, missing values, columns
 codes      numbers for numbers: one-hot columns, labels
 linear     linear models
-trees      ensembles of trees
+trees      ensembles of trees: of classifiers and regressors, in tree_tables those of version 5, and in comparisons
+           what makes one way of comparing of several
 vectors    support vectors
 scores     what classifiers make of their sums: labels and probabilities
 
@@ -12,9 +13,11 @@ Strings are refused by name: a label or a category that is a text has no number.
 
 from __future__ import annotations
 
-from tvmopt.importer.converters.classic import codes, linear, scaling, trees, vectors
+from tvmopt.importer.converters.classic import codes, linear, scaling, tree_tables, trees, vectors
 from tvmopt.importer.converters.context import Converter
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    key: converter for group in (scaling, codes, linear, trees, vectors) for key, converter in group.CONVERTERS.items()
+    key: converter
+    for group in (scaling, codes, linear, trees, tree_tables, vectors)
+    for key, converter in group.CONVERTERS.items()
 }
