@@ -131,13 +131,30 @@ class AttentionPlan:
         return gcd(self.depth_v, self.lanes)
 
     @property
+    def output_lanes(self) -> int:
+        """Vector width along the depth of V in a tile of the output: where vectors that divide it are shorter than half
+        of the widest, the last one overlaps the one before.
+
+        >>> plan(1, 6, 256, 256, 26).output_lanes, plan(1, 1, 9, 9, 7).output_lanes, plan(1, 1, 9, 9, 24).output_lanes
+        (16, 4, 8)
+        """
+        widest = min(self.lanes, 1 << (self.depth_v.bit_length() - 1))
+        return self.v_lanes if 2 * self.v_lanes >= widest or self.stored != FLOAT else widest
+
+    @property
+    def output_vectors(self) -> int:
+        """Vectors along the depth of V in a tile of the output; a number that 2 or 3 divides, where they overlap."""
+        vectors = -(-self.depth_v // self.output_lanes)
+        return vectors if vectors % 2 == 0 or vectors % 3 == 0 or self.output_lanes == self.v_lanes else vectors + 1
+
+    @property
     def output_tile(self) -> tuple[int, int]:
         """(mo, no): queries and vectors of depth of a tile of the output; mo divides the strip.
 
         >>> plan(1, 12, 128, 128, 64).output_tile, plan(1, 12, 128, 128, 48).output_tile
         ((8, 2), (8, 3))
         """
-        vectors = self.depth_v // self.v_lanes
+        vectors = self.output_vectors
         no = next(n for n in (2, 3, 1) if vectors % n == 0)
         most = (self.registers - no - 1) // no
         return next(m for m in (8, 4, 2, 1) if m <= most and self.strip % m == 0), no

@@ -90,7 +90,7 @@ class _Attention:
         self.st = self._local("st", p.keys * p.strip)
         self.top = self._local("top", p.strip)
         self.total = self._local("total", p.strip)
-        self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
+        self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.output_lanes))
         self.unpacked = self._local("unpacked", p.mk * p.depth) if p.stored != FLOAT else None
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
         if self.places is not None:
@@ -164,7 +164,7 @@ class _Attention:
     def _narrow(self, value: Expr) -> Expr:
         if self.dtype == "float32":
             return value
-        return value.astype(vector_type(self.dtype, self.p.v_lanes))
+        return value.astype(vector_type(self.dtype, self.p.output_lanes))
 
     def func(self) -> Any:
         p = self.p
@@ -356,18 +356,21 @@ class _Attention:
     def _output(self, first: Expr, visible: Expr) -> Any:
         p = self.p
         mo, no = p.output_tile
-        blocks = p.depth_v // (no * p.v_lanes)
         return loop(
-            blocks,
-            lambda d: loop(
-                p.strip // mo, lambda t: self._output_tile(first, visible, t * mo, d * (no * p.v_lanes)), "t"
-            ),
+            p.output_vectors // no,
+            lambda d: loop(p.strip // mo, lambda t: self._output_tile(first, visible, t * mo, d * no), "t"),
             "db",
         )
 
-    def _output_tile(self, first: Expr, visible: Expr, query: Expr, depth: Expr) -> Any:
-        p, lanes = self.p, self.p.v_lanes
+    def _output_tile(self, first: Expr, visible: Expr, query: Expr, vectors: Expr) -> Any:
+        """Some vectors of some queries; `vectors`: the number of the first."""
+        p, lanes = self.p, self.p.output_lanes
         mo, no = p.output_tile
+
+        def depth(n: int) -> Expr:
+            """Where a vector begins; the last one is moved back to end with the depth."""
+            begin = (vectors + n) * lanes
+            return begin if p.depth_v % lanes == 0 else tirx.min(begin, const_index(p.depth_v - lanes))
 
         def at(i: int, n: int) -> Expr:
             return vector((i * no + n) * lanes, lanes)
@@ -381,12 +384,12 @@ class _Attention:
             for i in range(mo):
                 weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = self.value_rows.numbers(self.key_at(j), depth + n * lanes, lanes)
+                    value = self.value_rows.numbers(self.key_at(j), depth(n), lanes)
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 
         finish = []
-        place = [vector(depth + n * lanes, lanes) for n in range(no)]
+        place = [vector(depth(n), lanes) for n in range(no)]
         for i in range(mo):
             scale = spread(load(self.total, query + i), lanes)
             row = first + query + i

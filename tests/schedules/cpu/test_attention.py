@@ -80,7 +80,11 @@ def test_mask_and_causal_and_scale_and_epilogue():
     check(1, 2, 48, 48, 16, mask=(1, 1, 48, 48), causal="TopLeft", scale=0.5, epilogue=True)
 
 
-@pytest.mark.parametrize(("depth", "depth_v"), [(24, 24), (20, 12), (5, 7), (48, 64), (128, 128), (80, 80)])
+@pytest.mark.parametrize(
+    ("depth", "depth_v"),
+    [(24, 24), (20, 12), (5, 7), (48, 64), (128, 128), (80, 80), (26, 26), (7, 13), (9, 33), (3, 31), (40, 100), (1, 1),
+     (2, 3), (17, 50)],
+)  # fmt: skip
 def test_depths(depth, depth_v):
     check(1, 2, 20, 20, depth, depth_v=depth_v)
 
