@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ class Machine:
         if self.kind == "llvm":
             if self.arch not in ("x86_64", "aarch64"):
                 problems.append(f"arch is {self.arch!r}, must be 'x86_64' or 'aarch64'")
-            if self.vector_bits not in (128, 256, 512):
-                problems.append(f"vector_bits is {self.vector_bits}, must be 128, 256 or 512")
+            if self.vector_bits not in (64, 128, 256, 512):
+                problems.append(f"vector_bits is {self.vector_bits}, must be 64, 128, 256 or 512")
             if not self.l1d <= self.l2 <= max(self.l3, self.l2):
                 problems.append(f"caches must grow: l1d={self.l1d}, l2={self.l2}, l3={self.l3}")
             if self.vector_bits == 512 and "avx512f" not in self.features:
@@ -151,6 +151,17 @@ class Machine:
             "uint8": 8,
         }
         return self.vector_bits // bits.get(dtype, 32)
+
+    @cached_property
+    def of_doubles(self) -> Machine:
+        """The machine as products of float64 see it, counted in the bytes of float32: a vector has half the lanes, and
+        a cache holds half the numbers.
+
+        >>> Machine("m", "llvm", "x86-64-v3", vector_bits=256).of_doubles.lanes()
+        4
+        """
+        sizes = {key: getattr(self, key) // 2 for key in ("vector_bits", "l1d", "l2", "l3")}
+        return replace(self, **sizes)
 
     def comes_from_memory(self, weights: int) -> bool:
         """Whether the weights of a product of one row, so many bytes, are read from memory at every call: beside what

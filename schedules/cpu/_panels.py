@@ -25,6 +25,8 @@ OPERANDS = {
     ("uint8", "int8"): "int32",
 }
 """What register tiles multiply, and the type of the sum."""
+DOUBLES = {("float64", "float64"): "float64"}
+"""What those of `gemm` multiply, too, for `Machine.of_doubles`."""
 
 
 def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
@@ -45,29 +47,30 @@ def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
 
 
 def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
-    """W[..., K, N] as packed panels: float32, float16, uint32 pairs of bfloat16, or int32 words of int8."""
-    if value.dtype in (np.float32, np.float16):
+    """W[..., K, N] as packed panels: float32, float16, float64, uint32 pairs of bfloat16, or int32 words of int8."""
+    if value.dtype in (np.float32, np.float16, np.float64):
         return relax.const(pack_panels(value, nr), str(value.dtype))
     if value.dtype == np.int8:
         return relax.const(pack_panels(pack_quads(value), nr), "int32")
     return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
 
 
-def unfit(call: relax.Call) -> str | None:
+def unfit(call: relax.Call, of_doubles: bool = False) -> str | None:
     """Why register tiles do not multiply the operands of a product or convolution, in a few words; None if they do."""
     x, w = call.args
     xs, ws = sizes(x), static_shape(w)
     if xs is None or ws is None or not isinstance(xs[-1], int):
         return "an open sum"
-    return unlike(call)
+    return unlike(call, of_doubles)
 
 
-def unlike(call: relax.Call) -> str | None:
+def unlike(call: relax.Call, of_doubles: bool = False) -> str | None:
     """Likewise, whatever is open."""
     x, w = call.args
     if is_empty(sizes(x)) or is_empty(sizes(w)):
         return "an empty operand"
-    total = OPERANDS.get((str(x.ty.dtype), str(w.ty.dtype)))
+    known = OPERANDS | DOUBLES if of_doubles else OPERANDS
+    total = known.get((str(x.ty.dtype), str(w.ty.dtype)))
     if total is None:
         return operand_types(call)
     return None if str(call.ty.dtype) == total else f"a {call.ty.dtype} result"
@@ -81,6 +84,8 @@ def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, lengt
         index: the place in `data`; its last element counts numbers, or pairs or words of them.
         length: numbers along the last axis; behind an odd one stands a zero. Words have four.
     """
+    if str(weight.ty.dtype) == "float64":
+        return data(*index) * weight
     if str(weight.ty.dtype) in ("float32", "float16"):
         return data(*index) * weight.astype("float32")
     *rows, k = index

@@ -15,6 +15,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, named_size, sizes
@@ -28,13 +29,15 @@ WIDEST = 4
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.matmul` of rows and one constant matrix: float32 or bfloat16, summed in float32, or uint8 by int8 in int32."""
+    """`R.matmul` of rows and one constant matrix: float32 or bfloat16, summed in float32, or uint8 by int8 in int32, or
+    float64."""
     x, w = call.args
     value = constant(bb, w)
     if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1:
         return None
-    if (reason := unfit(call)) is not None:
+    if (reason := unfit(call, of_doubles=True)) is not None:
         return Declined(reason)
+    machine = machine.of_doubles if value.dtype == np.float64 else machine
     xs, (k_len, n_len) = sizes(x) or (), value.shape[-2:]
     if len(xs) < 2 or value.ndim > len(xs):
         return Declined("a vector, or a result of more dimensions than the rows")

@@ -92,7 +92,7 @@ def run_of(k: int) -> int:
 @dataclass(frozen=True)
 class GemmProblem:
     """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector; threads: whether the work pays for
-    them; far: whether the weights come from memory; floats: whether the operands are float32."""
+    them; far: whether the weights come from memory; floats, doubles: whether the operands are float32, float64."""
 
     m: int
     n: int
@@ -103,6 +103,7 @@ class GemmProblem:
     threads: bool
     far: bool = False
     floats: bool = False
+    doubles: bool = False
 
     @property
     def panels(self) -> int:
@@ -121,14 +122,18 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> GemmProblem | None:
         return None
     m, _panels, nr, k = extents(block)
     n = extents(out)[-1]
+    kinds = {str(region.source.ty.dtype) for region in block.reads}
+    doubles = kinds == {"float64"}
+    machine = machine.of_doubles if doubles else machine
     threads = product_worth_threads(2.0 * m * n * k, machine)
     far = machine.comes_from_memory(4 * n * k)
-    floats = all(str(region.source.ty.dtype) == "float32" for region in block.reads)
-    return GemmProblem(m, n, k, nr, machine.lanes(), machine.cores, threads, far, floats)
+    floats = kinds == {"float32"}
+    return GemmProblem(m, n, k, nr, machine.lanes(), machine.cores, threads, far, floats, doubles)
 
 
 def knobs(problem: GemmProblem, machine: Machine) -> Space:
     """`mr`: rows of the tile; `m_chunks`: pieces of M, for more tasks than panels; `unroll_k`."""
+    machine = machine.of_doubles if problem.doubles else machine
     near = near_rows(problem.m, problem.n, problem.nr, machine) if problem.threads else 0
     analytic = near or choose_rows(problem.m, problem.nr, machine, problem.panels)
     nv = max(1, problem.nr // machine.lanes())
@@ -157,6 +162,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
     """
     if problem.m >= HIGHEST_OPEN:
         return RowTiles()
+    machine = machine.of_doubles if problem.doubles else machine
     highest = open_height(problem.nr, machine)
     height = max(1, highest // problem.m)
     held = 4 * problem.n * problem.k <= machine.l2 // 4
