@@ -17,6 +17,7 @@ from tvm import relax, te, tirx
 from tvmopt.lowering.common import is_empty, operand_types, sizes, static_shape
 from tvmopt.lowering.pairs import bits, dot2, pack_pairs, pair
 from tvmopt.lowering.quads import WORD, dot4, pack_quads, quad
+from tvmopt.lowering.repeats import packed_once
 
 OPERANDS = {
     ("float32", "float32"): "float32",
@@ -48,11 +49,15 @@ def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
 
 def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
     """W[..., K, N] as packed panels: float32, float16, float64, uint32 pairs of bfloat16, or int32 words of int8."""
-    if value.dtype in (np.float32, np.float16, np.float64):
-        return relax.const(pack_panels(value, nr), str(value.dtype))
-    if value.dtype == np.int8:
-        return relax.const(pack_panels(pack_quads(value), nr), "int32")
-    return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
+
+    def pack() -> relax.Expr:
+        if value.dtype in (np.float32, np.float16, np.float64):
+            return relax.const(pack_panels(value, nr), str(value.dtype))
+        if value.dtype == np.int8:
+            return relax.const(pack_panels(pack_quads(value), nr), "int32")
+        return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
+
+    return packed_once(value, ("panels", nr), pack)
 
 
 def unfit(call: relax.Call, of_doubles: bool = False) -> str | None:

@@ -94,3 +94,39 @@ def test_refit_goes_the_same_way(model: Path, target: str, tmp_path: Path) -> No
     for ours, expected in zip(fitted.artifact.weights, fresh.artifact.weights, strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected))
     assert read(tmp_path / "a.tvmopt").manifest.options["values"]["gain"]["shape"] == [24]
+
+
+def test_weights_that_layers_share_are_stored_once(tmp_path: Path) -> None:
+    """Three products with one matrix, transposed or not, and two convolutions with one window; after `refit`, too. A
+    matrix of equal numbers is one of its own: other weights may tell them apart."""
+    random = np.random.default_rng(0)
+    square = random.standard_normal((32, 32), dtype=np.float32)
+    window = random.standard_normal((32, 32, 3, 3), dtype=np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["a1"]),
+        helper.make_node("MatMul", ["a1", "w"], ["b"]),
+        helper.make_node("Gemm", ["b", "w"], ["c"], transB=1),
+        helper.make_node("Relu", ["c"], ["c1"]),
+        helper.make_node("Gemm", ["c1", "w"], ["d"], transB=1),
+        helper.make_node("MatMul", ["d", "twin"], ["e"]),
+        helper.make_node("Conv", ["z", "k"], ["f"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["f"], ["f1"]),
+        helper.make_node("Conv", ["f1", "k"], ["g"], pads=[1, 1, 1, 1]),
+    ]
+    weights = {"w": square, "twin": square, "k": window}
+    kinds = [("x", [5, 32]), ("z", [1, 32, 9, 9]), ("e", [5, 32]), ("g", [1, 32, 9, 9])]
+    x, z, e, g = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in kinds)
+    graph = helper.make_graph(nodes, "g", [x, z], [e, g], [numpy_helper.from_array(w, n) for n, w in weights.items()])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(proto, first)
+    made = tvmopt.compile(first, target="x86-64-v3", output=tmp_path / "a.tvmopt")
+    sizes = sorted(np.asarray(w).size for w in made.artifact.weights)
+    assert sizes[:3] == [square.size] * 3 and len(sizes) == 4, sizes  # it, its transpose, its twin, and the window
+    for tensor in proto.graph.initializer:
+        array = random.standard_normal(list(tensor.dims), dtype=np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(proto, second)
+    fitted = tvmopt.refit(tmp_path / "a.tvmopt", second)
+    assert fitted.artifact.library == made.artifact.library

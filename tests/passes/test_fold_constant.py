@@ -100,6 +100,20 @@ def test_a_terabyte_is_declined():
     assert [d.reason[0] for d in log] == ["1"]
 
 
+def test_what_layers_share_stays_one_constant():
+    """The same transpose of one weight is one weight; of another with equal numbers, another."""
+    weights = [c(rand(9, 12)) for _ in range(2)]
+
+    def body(bb, x):
+        turned = [bb.emit(op.permute_dims(weights[i], [1, 0])) for i in (0, 0, 1)]
+        return tuple(bb.emit(op.matmul(x, one)) for one in turned)
+
+    main = FoldConstant()(build({"x": (2, 12)}, body))["main"]
+    weights = [b.value.args[1].value for b in main.body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    first, same, other = (int(weight.data_ptr()) for weight in weights)
+    assert first == same != other
+
+
 def test_an_index_out_of_range_is_left_to_run_time():
     log = DecisionLog()
     mod = build({}, lambda bb: op.take(c(rand(1 << 17)), c(np.arange(1 << 17) + 1), axis=0))

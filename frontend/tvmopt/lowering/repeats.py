@@ -1,5 +1,5 @@
 """Kernels that a lowering has made before, from the same function of tensors of the same types - for `common.py` and
-`LowerOperators`.
+`LowerOperators` - and weights that it has packed before.
 
 A network repeats its layers: of ResNet-50's 53 convolutions, 53 activations and 16 sums there are 23, 9 and 4 kinds.
 TVM finds out that two kernels are one when it has made both, which takes it a millisecond or two each.
@@ -8,12 +8,13 @@ TVM finds out that two kernels are one when it has made both, which takes it a m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from tvm import relax, tirx
 
 PLAIN = (int, str, float, bool, type(None))
@@ -33,11 +34,13 @@ class Made:
 
 
 class _Latest(threading.local):
-    """The module that a thread builds, and its kernels by what they were made from; None outside :func:`remembered`."""
+    """The module that a thread builds, its kernels by what they were made from, and its packed weights; None outside
+    :func:`remembered`."""
 
     def __init__(self) -> None:
         self.builder: Any = None
         self.made: dict[Any, Made] | None = None
+        self.packed: dict[Any, tuple[np.ndarray, relax.Expr]] | None = None
 
 
 _latest = _Latest()
@@ -45,12 +48,28 @@ _latest = _Latest()
 
 @contextmanager
 def remembered() -> Iterator[None]:
-    """Kernels are remembered until this ends, when the module is built."""
-    _latest.builder, _latest.made = None, {}
+    """Kernels and packed weights are remembered until this ends, when the module is built."""
+    _latest.builder, _latest.made, _latest.packed = None, {}, {}
     try:
         yield
     finally:
-        _latest.builder, _latest.made = None, None
+        _latest.builder, _latest.made, _latest.packed = None, None, None
+
+
+def packed_once(value: np.ndarray, how: Hashable, pack: Callable[[], relax.Expr]) -> relax.Expr:
+    """The constant that `pack` makes of a weight: one for all kernels that read this weight in the same form.
+
+    Weights are the same where their memory is, not their numbers: a model with other weights has as many constants.
+
+    Args:
+        how: what else decides the form.
+    """
+    if _latest.packed is None:
+        return pack()
+    key = (value.ctypes.data, value.shape, value.strides, str(value.dtype), how)
+    if key not in _latest.packed:
+        _latest.packed[key] = value, pack()  # the weight is kept, so that no other one comes to lie there
+    return _latest.packed[key][1]
 
 
 def repeats(bb: relax.BlockBuilder) -> dict[Any, Made]:

@@ -48,8 +48,7 @@ class CancelDuplicates(Rewrite):
         if isinstance(value, relax.TupleGetItem):
             key: Hashable = ("item", value.tuple_value, int(value.index))
         elif op_name(value) == "call_tir" or (op_name(value) and not op_name(value).startswith(EFFECTS)):
-            operands = (self._key(graph, a) for a in value.args)
-            key = (op_name(value), _attributes(value), StructuralKey(value.ty), *operands)  # the type names open sizes
+            key = call_key(graph, value)
         else:
             return None
         if key not in self.seen:
@@ -58,15 +57,22 @@ class CancelDuplicates(Rewrite):
         self.applied(var)
         return self.seen[key]
 
-    def _key(self, graph: Graph, arg: Expr) -> Hashable:
-        if isinstance(arg, relax.Tuple):
-            return tuple(self._key(graph, f) for f in arg.fields)
-        value = graph.value(arg)
-        if isinstance(value, Constant):
-            dims = shape(value)
-            data = graph.array(value) if dims is not None and _size(dims) <= SMALL else None
-            return value if data is None else (dtype(value), dims, data.tobytes())
-        return arg if isinstance(arg, relax.Var) else str(arg)
+
+def call_key(graph: Graph, call: Expr) -> Hashable:
+    """What decides the result of a pure call; its type names open sizes."""
+    operands = (_operand(graph, a) for a in call.args)
+    return (op_name(call), _attributes(call), StructuralKey(call.ty), *operands)
+
+
+def _operand(graph: Graph, arg: Expr) -> Hashable:
+    if isinstance(arg, relax.Tuple):
+        return tuple(_operand(graph, f) for f in arg.fields)
+    value = graph.value(arg)
+    if isinstance(value, Constant):
+        dims = shape(value)
+        data = graph.array(value) if dims is not None and _size(dims) <= SMALL else None
+        return value if data is None else (dtype(value), dims, data.tobytes())
+    return arg if isinstance(arg, relax.Var) else str(arg)
 
 
 def _attributes(call: Expr) -> Hashable:

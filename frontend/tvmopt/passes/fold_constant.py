@@ -7,7 +7,7 @@ TVM's own FoldConstant compiles and runs each expression with LLVM: 14 s for the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tvm import relax
 
 from tvmopt.floats import HALVES
 from tvmopt.operators.checks import OP, check_of
+from tvmopt.passes.cancel_duplicates import call_key
 from tvmopt.passes.graph import (
     Array,
     Call,
@@ -208,12 +209,17 @@ class FoldConstant(Rewrite):
                       (which loses what is no number, and makes something up for a maximum of nothing, so it is not
                       asked where an operand has a NaN or an infinity, or no elements)
                    3. the result has no elements: an executable with a constant of no bytes cannot be loaded
-    Gain           the whole expression, at every inference. Evaluated in the operands' own element type, as
+    Gain           the whole expression, at every inference; weights that layers share stay one constant, as equal
+                   calls are folded once. Evaluated in the operands' own element type, as
                    at run time; erf and sigmoid by SciPy.
     Order          first, and again after any pass that leaves constant expressions.
     """
 
     rounds = 1  # operands come before their users: one sweep folds whole trees
+
+    def begin(self, graph: Graph) -> None:
+        """Forget the last sweep's expressions."""
+        self.made: dict[Hashable, Expr] = {}
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Replace a constant call by its value."""
@@ -226,6 +232,17 @@ class FoldConstant(Rewrite):
             return self._part_of_split(graph, value)
         if not name or not self._all_const(graph, value):
             return None
+        key = call_key(graph, value)
+        if key not in self.made:
+            found = self._folded(graph, var, name, value)
+            if found is None:
+                return None
+            self.made[key] = found
+        self.applied(var)
+        return self.made[key]
+
+    def _folded(self, graph: Graph, var: Var, name: str, value: Call) -> Expr | None:
+        """The value of a call whose operands are constants, or None."""
         dims = shape(value)
         if dims is None:
             return None
@@ -243,7 +260,6 @@ class FoldConstant(Rewrite):
         if result is None or result.shape != dims:
             self.declined(var, f"2: {name} of constants is left to run time")
             return None
-        self.applied(var)
         return const(result, like=value)
 
     @staticmethod

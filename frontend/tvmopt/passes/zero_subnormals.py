@@ -34,6 +34,10 @@ class ZeroSubnormals(Rewrite):
     Order          after everything that scales weights.
     """
 
+    def begin(self, graph: Graph) -> None:
+        """Forget the last sweep's weights."""
+        self.without: dict[Expr, Expr] = {}
+
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
         if op_name(value) not in PRODUCTS:
@@ -49,7 +53,10 @@ class ZeroSubnormals(Rewrite):
             if not np.abs(weight).max() >= LARGEST:
                 self.declined(var, "1: all of its numbers are tiny")
                 continue
-            args[i], found = const(np.where(small, np.float32(0), weight)), found + int(small.sum())
+            key = graph.value(arg)  # one for all products that share it
+            if key not in self.without:
+                self.without[key] = const(np.where(small, np.float32(0), weight))
+            args[i], found = self.without[key], found + int(small.sum())
         if not found:
             return None
         self.applied(var, f"{found} of the weights of {op_name(value)}")

@@ -23,6 +23,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, is_rows_product, known, samples, sizes
 from tvmopt.lowering.pairs import bits
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import Border, with_pad
 from tvmopt.schedules.cpu._amx.cost import TERMS, Steps, panel_width, pays
 from tvmopt.schedules.cpu._amx.panels import SUMS, pack_steps, product, tag
@@ -56,12 +57,16 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if not pays(known(batch) * out_h * out_w, out_c, kh * kw * channels, machine, word):
         return Declined("vectors are as fast as tiles")
     x, border = with_pad(bb, x, border)
-    weight = np.zeros((kh, kw, channels, out_c), value.dtype)
-    weight[:, :, :in_c] = np.moveaxis(value, 0, -1)
     steps, width = Steps.of(kw * channels, word), panel_width(out_c)
-    packed = pack_steps(weight.reshape(kh, kw * channels, out_c), steps, width)
+
+    def pack() -> relax.Expr:
+        weight = np.zeros((kh, kw, channels, out_c), value.dtype)
+        weight[:, :, :in_c] = np.moveaxis(value, 0, -1)
+        return relax.const(pack_steps(weight.reshape(kh, kw * channels, out_c), steps, width))
+
+    packed = packed_once(value, ("window in steps", width), pack)
     form = _Window(samples(x) or xs, (batch, out_h, out_w, out_c), (kh, kw), strides, dilation[0], border, channels)
-    return call_fusable(bb, lambda data, w: form.compute(data, w, steps, width), [x, relax.const(packed)], "conv2d")
+    return call_fusable(bb, lambda data, w: form.compute(data, w, steps, width), [x, packed], "conv2d")
 
 
 class _Window:

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, is_rows_product, named_size, sizes
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.schedules.cpu._amx.cost import TERMS, Steps, panel_width, pays
 from tvmopt.schedules.cpu._amx.panels import SUMS, pack_steps, product, tag
 from tvmopt.scheduling.family import Declined
@@ -61,7 +62,7 @@ def gemm(
     if any(size != 1 for size in rows[:first]):  # a tile is loaded from an address on, at one distance
         return Declined("rows of an open size behind a known one do not lie one behind the other")
     steps, width = Steps.of(k_len, word), panel_width(n_len)
-    panels = relax.const(pack_steps(value, steps, width))
+    panels = packed_once(value, ("steps", width), lambda: relax.const(pack_steps(value, steps, width)))
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         t, i = te.reduce_axis((0, steps.count), name="t"), te.reduce_axis((0, steps.words), name="i")

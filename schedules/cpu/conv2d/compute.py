@@ -36,6 +36,7 @@ from tvmopt.lowering.common import (
 )
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import Border, border_marks, with_pad
 from tvmopt.schedules.cpu._inside import COLUMNS, column_marks, row_marks
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
@@ -217,6 +218,10 @@ def _outside(
 def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:
     """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr]: float32, float16, uint32 pairs of bfloat16, or
     int32 words of int8."""
+    return packed_once(value, ("window", groups, nr), lambda: _panels(value, groups, nr))
+
+
+def _panels(value: np.ndarray, groups: int, nr: int) -> relax.Expr:
     out_c, kh, kw, in_g = value.shape
     matrix = np.moveaxis(value.reshape(groups, out_c // groups, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
     if value.dtype == np.int8:

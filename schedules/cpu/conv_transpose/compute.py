@@ -40,6 +40,7 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.schedules.cpu.conv_transpose.plan import Axis, Plan, Transposed, best_plan
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -61,7 +62,7 @@ def conv2d_transpose(bb: relax.BlockBuilder, call: relax.Call, machine: Machine)
     if plan is None:
         return Declined("more taps of one phase than are written out")
     result = relax.TensorType(list(static_shape(call) or ()), "float32")
-    weight = relax.const(pack(value, plan), "float32")
+    weight = packed_once(value, ("transposed", plan), lambda: relax.const(pack(value, plan), "float32"))
     return relax.call_tir(bb.add_func(kernel(plan), "conv_transpose"), [call.args[0], weight], result)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, operand_types, pictures, sizes
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import Border, Window, channel_vector, padded_source, with_pad
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -48,7 +49,9 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
         packed, finite = _packed_at_run_time(bb, w, vector), False
     else:
         finite = bool(np.isfinite(value).all())
-        packed = relax.const(pack(value.astype("float32"), vector), "float32")
+        packed = packed_once(
+            value, ("depthwise", vector), lambda: relax.const(pack(value.astype("float32"), vector), "float32")
+        )
 
     def compute(data: te.Tensor, weight: te.Tensor, *out: tirx.Expr) -> te.Tensor:
         return depthwise_te(data, weight, ws[0], window.at(*out), copied, border.fill, finite)

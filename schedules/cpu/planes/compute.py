@@ -18,6 +18,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, static_shape
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.strided_loads import WIDEST
 from tvmopt.schedules.cpu._channels_last import Convolution
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
@@ -35,7 +36,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if value is None:
         return Declined("a weight that is no constant")
     plan = best_plan(found, found.used(machine))
-    packed = relax.const(pack(value, plan), "float32")
+    packed = packed_once(value, ("planes", plan), lambda: relax.const(pack(value, plan), "float32"))
     return call_fusable(bb, lambda x, w: planes_te(x, w, plan), [call.args[0], packed], "conv2d_planes")
 
 

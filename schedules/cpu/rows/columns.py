@@ -18,6 +18,7 @@ from tvm import relax
 
 from tvmopt.lowering.common import batch_index, constant, flat, is_rows_product, static_shape
 from tvmopt.lowering.loops import load, store
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.schedules.cpu.rows.norm import row_kernel
 from tvmopt.schedules.cpu.rows.program import Row
 from tvmopt.targets import Machine
@@ -57,7 +58,7 @@ def _fits(call: relax.Call) -> bool:
 
 def _constant(value: np.ndarray) -> relax.Expr:
     """Columns [..., n, k] as [..., 1, n, k]."""
-    return relax.const(np.expand_dims(value, -3).copy(), "float32")
+    return packed_once(value, "columns", lambda: relax.const(np.expand_dims(value, -3).copy(), "float32"))
 
 
 def _columns(bb: relax.BlockBuilder, x: relax.Expr, columns: relax.Expr, machine: Machine) -> relax.Expr:

@@ -40,6 +40,7 @@ from tvmopt.lowering.common import (
     sizes,
     static_shape,
 )
+from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import border_marks
 from tvmopt.schedules.cpu._panels import pack_panels
 from tvmopt.schedules.cpu._winograd import FORMS, KERNEL, output_tile, winograd_cycles
@@ -100,6 +101,10 @@ def transformed(weight: np.ndarray, out: int, nr: int) -> relax.Expr:
     >>> panels.shape, np.allclose(panels[0, :, :, 1, 0], g @ weight[0, :, :, 1] @ g.T)
     ((1, 6, 6, 3, 2), True)
     """
+    return packed_once(weight, ("winograd", out, nr), lambda: _transformed(weight, out, nr))
+
+
+def _transformed(weight: np.ndarray, out: int, nr: int) -> relax.Expr:
     _, g, _ = matrices(out)
     tile, channels = len(g), weight.shape[3]
     taps = pack_panels(weight.transpose(1, 2, 3, 0), nr).reshape(KERNEL * KERNEL, -1, channels * nr)
