@@ -356,6 +356,7 @@ def graph_passes(
         P.CancelDuplicates(),  # after FuseAttention, which writes its mask once a layer
         P.SplitMatmul(log),  # after PropagateReshapes, which brings a split next to its GEMM
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
+        P.CombineSlicedMatmul(log),  # after FoldConstant: the weight that steps share is one constant
         # after BatchNorm is folded into its weight, before layouts: it makes convolutions
         LowerConvTranspose(
             log, machine.kind == "llvm", lambda call: faster_as_it_lies(call, machine, precision, exact)

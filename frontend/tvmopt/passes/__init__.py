@@ -4,6 +4,7 @@ from tvmopt.passes.cancel_casts import CancelCasts
 from tvmopt.passes.cancel_duplicates import CancelDuplicates
 from tvmopt.passes.cancel_reshapes import CancelReshapes
 from tvmopt.passes.combine_parallel_matmul import CombineParallelMatmul
+from tvmopt.passes.combine_sliced_matmul import CombineSlicedMatmul
 from tvmopt.passes.convert_byte_functions import ConvertByteFunctions
 from tvmopt.passes.convert_conv1d import ConvertConv1d
 from tvmopt.passes.convert_conv3d import ConvertConv3d
@@ -55,6 +56,7 @@ __all__ = [
     "CancelDuplicates",
     "CancelReshapes",
     "CombineParallelMatmul",
+    "CombineSlicedMatmul",
     "ConvertByteFunctions",
     "ConvertConv1d",
     "ConvertConv3d",
