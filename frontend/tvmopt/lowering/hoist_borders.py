@@ -180,12 +180,12 @@ class _Nest:
 
     def _place(self, index: Any) -> Any:
         """An index, or the first place of a vector, with a name for its shared part."""
-        if isinstance(index, tirx.Ramp):
-            base = self._place(index.base)
-            return index if base.same_as(index.base) else tirx.Ramp(base, index.stride, index.lanes)
-        if isinstance(index, tirx.Broadcast):
-            value = self._place(index.value)
-            return index if value.same_as(index.value) else tirx.Broadcast(value, index.lanes)
+        if (lanes := int(index.ty.dtype.lanes)) > 1:
+            line = _line(index)
+            base = self._place(line[0]) if line is not None else None
+            if line is None or base.same_as(line[0]):
+                return index
+            return tirx.Ramp(base, line[1], lanes) if int(line[1]) else tirx.Broadcast(base, lanes)
         terms: list[tuple[Any, int]] = []
         _sum_of(index, 1, terms)
         shared, rest = list[tuple[Any, int]](), list[tuple[Any, int]]()
@@ -202,6 +202,23 @@ class _Nest:
                 return name
         self.known.append((value, self.names.of("place", value)))
         return self.known[-1][1]
+
+
+def _line(index: Any) -> tuple[Any, Any] | None:
+    """The first place of a vector of places and the step to the next; None where they are no line. With an open batch
+    a place is ``Broadcast(n * 1769472 + y * 9216) + Ramp(t * 16, 1)``."""
+    if isinstance(index, tirx.Ramp):
+        return (index.base, index.stride) if isinstance(index.stride, tirx.IntImm) else None
+    if isinstance(index, tirx.Broadcast):
+        return index.value, tirx.const(0, str(index.value.ty.dtype))
+    if not isinstance(index, tirx.Add | tirx.Sub):
+        return None
+    a, b = _line(index.a), _line(index.b)
+    if a is None or b is None:
+        return None
+    sign = 1 if isinstance(index, tirx.Add) else -1
+    step = tirx.const(int(a[1]) + sign * int(b[1]), str(a[1].ty.dtype))
+    return (a[0] + b[0] if sign > 0 else a[0] - b[0]), step
 
 
 def _is_choice(node: Any) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import te, topi
+from tvm import relax, te, topi
 
+from tests.schedules.harness import open_module
+from tvmopt import pipeline
 from tvmopt.lowering.window import Window, channel_vector
 from tvmopt.schedules.cpu import conv2d, depthwise, elementwise
 from tvmopt.schedules.cpu.depthwise.compute import depthwise_te, pack
@@ -150,3 +152,18 @@ def test_pictures_beyond_l2_are_tasks_of_few_rows(side, channels, k, stride, sch
     assert problem.ih * problem.reads == side * side * channels * 4
     assert rows < problem.oh // 2 or problem.ih * problem.reads * 2 <= machine.l2
     check(scheduled, execute, machine, (1, side, side, channels), k, stride, pad=k // 2)
+
+
+def test_places_are_no_vectors():
+    """With an open batch, a place was a vector of 16 places, from each of which a number was read by itself."""
+    w = relax.const(np.random.default_rng(0).standard_normal((48, 1, 3, 3)).astype("float32"))
+
+    def build(bb, x):
+        y = relax.op.nn.conv2d(x, w, padding=1, groups=48)
+        return relax.op.nn.relu(bb.emit(y))
+
+    machine = Machine.load("znver4").with_cores(2)
+    lowered = pipeline.lower(open_module(build, [("n", 48, 40, 40)]), machine)
+    assert "depthwise" in {k.family for k in lowered.kernels}
+    text = "".join(m.inspect_source("ll") for m in pipeline.build(lowered, machine).mod.imports if m.kind == "llvm")
+    assert "<16 x float>" in text and "<16 x i64>" not in text and "<16 x i32>" not in text
