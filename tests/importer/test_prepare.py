@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tvmopt
 from tests.importer.onnx_check import model, ops, random_inputs, run_ort, same, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load, prepare
@@ -72,6 +73,19 @@ def test_identity_dropout_and_dead_nodes_are_removed():
     ]
     prepared = same(model(nodes, [value("x", (3,))], [value("y", (3,))], {"w": np.ones(3, "float32")}))
     assert ops(prepared) == ["Relu", "Identity"] and not prepared.graph.initializer
+
+
+def test_the_mask_of_a_dropout_of_open_sizes():
+    """Read or not; SqueezeNet's, with an open batch, was refused."""
+    nodes = [node("Dropout", ["x"], ["b", "mask"]), node("Relu", ["b"], ["y"])]
+    outputs = [value("y", None), value("mask", None, TensorProto.BOOL)]
+    for read in (True, False):
+        made = model(nodes, [value("x", ("n", 3))], outputs if read else outputs[:1])
+        compiled = tvmopt.compile(made, verify=False, records=False).model
+        x = np.random.default_rng(0).standard_normal((7, 3)).astype("float32")
+        for found, expected in zip(compiled.run({"x": x}).values(), run_ort(made, {"x": x}), strict=True):
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == expected.dtype
 
 
 def test_inputs_and_constants_may_be_outputs():

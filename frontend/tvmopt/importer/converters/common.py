@@ -158,6 +158,12 @@ class Build:
             return self.emit(relax.op.zeros(sizes.shape_to_tvm(shape), dtype))
         return const(np.zeros(shape), dtype)
 
+    def ones(self, shape: Sequence[Size], dtype: str) -> Any:
+        """Likewise of ones."""
+        if is_open(shape):
+            return self.emit(relax.op.ones(sizes.shape_to_tvm(shape), dtype))
+        return const(np.ones(shape), dtype)
+
     def sizes(self, shape: Sequence[Any]) -> Any:
         """A tensor [len(shape)] int64 of sizes as TVM has them."""
         tensor = self.emit(relax.op.shape_to_tensor(relax.ShapeExpr(list(shape))))

@@ -80,8 +80,7 @@ def dropout(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     if not ctx.wants(1):
         return inputs[0]
     dtype = "bool" if ctx.opset >= 10 else str(inputs[0].ty.dtype)
-    shape = [int(d) for d in inputs[0].ty.shape]
-    return inputs[0], relax.const(np.ones(shape), dtype)
+    return inputs[0], Build(bb, ctx.name).ones(shape_of(inputs[0]), dtype)
 
 
 def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
