@@ -62,6 +62,18 @@ def test_several_axes_and_a_scale_given_the_other_way_round():
     check_rewrite(fuse, build({"x": (2, 6, 7)}, body), {"nn.layer_norm": 1})
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 1), (6, 1), ()])
+def test_a_norm_of_all_but_the_batch_has_a_scale_for_each_channel(shape):
+    """ConvTasNet's: with a number for each place its scales and shifts would be 200 MB."""
+
+    def body(bb, x):
+        n = layer_norm(bb, x, [1, 2])
+        return op.add(bb.emit(op.multiply(n, c(rand(*shape)))), c(rand(*shape, seed=1))) if shape else n
+
+    mod = build({"x": (2, 6, 7)}, body)
+    check_rewrite(fuse, mod, {"nn.group_norm": 1, **({"multiply": 1, "add": 1} if shape else {})}, tol=1e-4)
+
+
 def test_a_scale_that_is_an_input():
     def body(bb, x, g):
         return op.multiply(layer_norm(bb, x, [-1]), g)

@@ -167,6 +167,7 @@ VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
     "ReduceMax": _extreme(lambda s, a, b: s.most_of(a, b)),
     "Range": _range,
     "Cast": _cast,
+    "Transpose": lambda args, attrs, symbols: np.transpose(args[0], attrs.get("perm")),
     "Identity": lambda args, attrs, symbols: args[0],
     "Add": _by_element(lambda s, a, b: a + b),
     "Sub": _by_element(lambda s, a, b: a - b),

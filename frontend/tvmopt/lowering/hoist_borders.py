@@ -182,8 +182,10 @@ class _Nest:
         """An index, or the first place of a vector, with a name for its shared part."""
         if (lanes := int(index.ty.dtype.lanes)) > 1:
             line = _line(index)
-            base = self._place(line[0]) if line is not None else None
-            if line is None or base.same_as(line[0]):
+            if line is None:
+                return index
+            base = self._place(line[0])
+            if base.same_as(line[0]):
                 return index
             return tirx.Ramp(base, line[1], lanes) if int(line[1]) else tirx.Broadcast(base, lanes)
         terms: list[tuple[Any, int]] = []

@@ -36,6 +36,8 @@ class FuseLayerNorm(Rewrite):
         n = R.divide(d, R.sqrt(R.add(v, eps)))
         y = R.add(R.multiply(n, gamma), beta)
 
+    Over all axes behind the batch it is R.nn.group_norm of one group, unless gamma or beta has a number for each place.
+
     Also with R.rsqrt, R.power(.., -0.5), R.variance, the difference computed twice, and without gamma or beta
     (Ba, Kiros and Hinton 2016).
 
@@ -68,6 +70,8 @@ class FuseLayerNorm(Rewrite):
                     self.declined(var, "1: the mean and the variance are over different axes")
                     return None
                 self.applied(var)
+                if (grouped := _of_one_group(graph, var, x, axes, eps)) is not None:
+                    return grouped
                 dims = [(shape(x) or ())[a] for a in axes]
                 one, zero = const(np.ones(dims), like=x), const(np.zeros(dims), like=x)
                 last = [a - len(shape(x) or ()) for a in axes]
@@ -138,6 +142,24 @@ def _variance_axes(graph: Graph, expr: Expr, x: Expr, d: Expr) -> Axes | None:
         return mean[1]
     again = centre(graph, root)
     return mean[1] if again is not None and again[0].same_as(x) else None
+
+
+def _of_one_group(graph: Graph, var: Var, x: Expr, axes: Axes, eps: float) -> Call | None:
+    """A norm over all axes behind the batch as GroupNorm of one group, which has a scale and a shift for each channel;
+    LayerNorm has them for each place (those of ConvTasNet would be 200 MB). None where what follows has them, too."""
+    dims = shape(x) or ()
+    if len(dims) < 3 or axes != list(range(1, len(dims))):
+        return None
+    places = math.prod(dims[1:])
+    for user in graph.users(var):
+        if not isinstance(user, str) and graph.op(user) in ("multiply", "add"):
+            arrays = (graph.array(a) for a in graph.value(user).args)
+            if any(a is not None and a.size == places for a in arrays):
+                return None
+    return relax.op.nn.group_norm(
+        x, const(np.ones(dims[1]), like=x), const(np.zeros(dims[1]), like=x), num_groups=1, channel_axis=1,
+        axes=list(range(2, len(dims))), epsilon=eps,
+    )  # fmt: skip
 
 
 def normalised_vector(graph: Graph, norm: Call, factor: Expr) -> Expr | None:
