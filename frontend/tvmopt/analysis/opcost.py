@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 from typing import Any
 
 from tvmopt.importer.pictures import FILTER_OF
@@ -217,7 +217,15 @@ def _einsum(op: OpShapes) -> float:
     return 2.0 * prod(extents.values())
 
 
+def _trees(op: OpShapes) -> float:
+    """A comparison a level, as deep as trees of as many nodes are that are even."""
+    nodes, ids = (op.attributes.get(f"nodes_{key}") or () for key in ("featureids", "treeids"))
+    trees = max(1, len(op.attributes.get("tree_roots") or set(ids)))
+    return float(prod(op.input(0)[:-1])) * trees * log2(max(2, len(nodes) / trees))
+
+
 _RULES: dict[str, Callable[[OpShapes], float]] = {
+    **dict.fromkeys(("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"), _trees),
     "Conv": _conv,
     "FusedConv": _conv,
     "ConvInteger": _conv,

@@ -55,6 +55,9 @@ RECURRENT = {"LSTM": 20, "DynamicQuantizeLSTM": 40, "GRU": 20, "RNN": 5}
 SPECTRUM = 3e-10
 """Seconds that onnxruntime takes for a product of a transform, which it computes as the sum that defines it."""
 
+WALK = 2e-7
+"""Seconds of a comparison in a tree: those of all rows and trees are gathered from memory, down to the deepest leaf."""
+
 FORESEEN = 1 << 27
 """Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are, and
 up to which it may be there for two sets of sizes at once."""
@@ -279,6 +282,8 @@ def seconds_of(prepared: onnx.ModelProto) -> float:
             seconds += op.flops / REPEATED + NODE * RECURRENT[op.op_type] * steps
         else:
             seconds += 2 * op.macs / PRODUCTS + op.bytes / BYTES
+        if op.op_type.startswith("TreeEnsemble"):
+            seconds += WALK * op.flops
         if op.op_type in ("DFT", "STFT"):
             seconds += SPECTRUM * math.prod(op.shape) * 2 * op.shape[-2]
     return seconds

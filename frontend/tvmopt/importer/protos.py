@@ -246,10 +246,16 @@ def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
     return {normal_domain(o.domain): o.version for o in model.opset_import} or {"": 1}
 
 
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes as Python values: strings decoded, tensors as arrays, empty lists as empty tuples."""
+def attributes(node: onnx.NodeProto, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The attributes as Python values: strings decoded, tensors as arrays, empty lists as empty tuples.
+
+    Args:
+        without: how the names of attributes begin that are left out.
+    """
     values = {}
     for attr in node.attribute:
+        if attr.name.startswith(without):
+            continue
         value = helper.get_attribute_value(attr)
         if isinstance(value, bytes):
             value = value.decode("utf-8", "replace")

@@ -38,20 +38,21 @@ class _Nodes:
     def leaves(self, x: Array, roots: Array) -> Array:
         """Where the walks of each row end [rows, trees]."""
         at = np.broadcast_to(roots, (len(x), len(roots))).copy()
+        kinds = np.unique(self.codes[self.next[:, 0] >= 0])
         for _ in range(len(self.codes) + 1):
-            codes = np.where(self.next[at, 0] < 0, LEAF, self.codes[at]) if self.sets else self.codes[at]
-            if (self.next[at, 0] < 0).all():
+            following = self.next[at]
+            if (following[..., 0] < 0).all():
                 return at
             values = np.take_along_axis(x, np.maximum(self.features[at], 0), 1)
-            holds = np.zeros(at.shape, bool)
-            for code in np.unique(codes[codes < LEAF]):
-                here = codes == code
-                holds[here] = HOLDS[code](values[here], self.splits[at[here]])
+            splits, holds = self.splits[at], np.zeros(at.shape, bool)
+            for code in kinds[kinds < LEAF]:
+                found = HOLDS[code](values, splits)
+                holds |= found if len(kinds) == 1 else found & (self.codes[at] == code)
             for node, members in self.sets.items():
                 here = at == node
                 holds[here] = np.isin(values[here], members)
             holds |= np.isnan(values) & self.tracks[at]
-            after = np.where(holds, self.next[at, 1], self.next[at, 0])
+            after = np.where(holds, following[..., 1], following[..., 0])
             at = np.where(after < 0, at, after)
         raise Unfit("its nodes lead in a circle")
 

@@ -22,11 +22,13 @@ CLASSIFIERS = {
 REGRESSORS = {"LinearRegressor": "targets", "SVMRegressor": "", "TreeEnsembleRegressor": "n_targets"}
 SAME_SHAPE = {"Binarizer", "Imputer", "LabelEncoder", "Normalizer", "Scaler"}
 OF_FLOATS = {"Normalizer", "Scaler"}
+TABLES = ("nodes_", "class_", "target_", "leaf_")
+"""How attributes begin that have an entry for each node of trees, of which there are millions."""
 
 
 def classic_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
     """The types of a node's results, where they are known."""
-    shape, attrs = walk.open_shape(node.input[0]) if node.input else None, attributes(node)
+    shape, attrs = walk.open_shape(node.input[0]) if node.input else None, attributes(node, without=TABLES)
     if not shape or any(key.endswith("strings") for key in attrs):  # which are refused by name later
         return {}
     elem = walk.types[node.input[0]].tensor_type.elem_type
