@@ -130,3 +130,5 @@ def test_weights_that_layers_share_are_stored_once(tmp_path: Path) -> None:
     onnx.save(proto, second)
     fitted = tvmopt.refit(tmp_path / "a.tvmopt", second)
     assert fitted.artifact.library == made.artifact.library
+    half = tvmopt.compile(first, target="znver4", precision="bf16", verify=False)
+    assert len(half.artifact.weights) == 4

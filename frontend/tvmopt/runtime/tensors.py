@@ -154,10 +154,15 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
 
 
 def numbers(tensor: Any) -> Array:
-    """The numbers of a TVM tensor in the host's memory, which are only read: not copied where NumPy has their type."""
-    if str(tensor.dtype) not in PLAIN:
+    """The numbers of a TVM tensor in the host's memory, which are only read: not copied where NumPy, or ml_dtypes, has
+    their type."""
+    kind = str(tensor.dtype)
+    if kind in EXTENDED:
+        array = from_ffi(tensor, TensorInfo("", tuple(int(d) for d in tensor.shape), kind))
+    elif kind in PLAIN:
+        array = np.from_dlpack(tensor)
+    else:
         return np.asarray(tensor.numpy())
-    array = np.from_dlpack(tensor)
     array.flags.writeable = False
     return array
 
