@@ -16,27 +16,27 @@ from tvmopt.report import Report
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Of a float64 product, a dilated transposed convolution, and a 3-d one with a weight that is an input."""
+    """Of a product of int32, a dilated transposed convolution, and a 3-d one with a weight that is an input."""
     rng = np.random.default_rng(0)
 
     def weight(name: str, *shape: int, dtype: str = "float32") -> onnx.TensorProto:
         return numpy_helper.from_array(rng.standard_normal(shape).astype(dtype), name)
 
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], "double"),
+        helper.make_node("MatMul", ["x", "w"], ["a"], "whole"),
         helper.make_node("ConvTranspose", ["s", "k"], ["b"], "up", dilations=[2], kernel_shape=[3]),
         helper.make_node("Conv", ["v", "k3"], ["c"], "volume", kernel_shape=[3, 3, 3]),
         helper.make_node("Conv", ["y", "kd"], ["z"], "plain", kernel_shape=[3, 3]),
         helper.make_node("MaxPool", ["z"], ["d"], "pool", kernel_shape=[2, 2]),  # a layer alone would stay in NCHW
     ]
     inputs = {
-        "x": (TensorProto.DOUBLE, [4, 32]),
+        "x": (TensorProto.INT32, [4, 32]),
         "y": (1, [1, 8, 9, 9]),
         "s": (1, [1, 8, 9]),
         "v": (1, [1, 2, 9, 9, 9]),
         "k3": (1, [6, 2, 3, 3, 3]),
     }
-    outputs = {"a": (TensorProto.DOUBLE, [4, 16]), "b": (1, [1, 4, 13]), "c": (1, [1, 6, 7, 7, 7])}
+    outputs = {"a": (TensorProto.INT32, [4, 16]), "b": (1, [1, 4, 13]), "c": (1, [1, 6, 7, 7, 7])}
     outputs["d"] = (1, [1, 4, 6, 6])
     graph = helper.make_graph(
         nodes,
@@ -44,7 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         [helper.make_tensor_value_info(name, *t) for name, t in inputs.items()],
         [helper.make_tensor_value_info(name, *t) for name, t in outputs.items()],
         [
-            weight("w", 32, 16, dtype="float64"),
+            weight("w", 32, 16, dtype="int32"),
             weight("k", 8, 4, 3),
             weight("kd", 4, 8, 3, 3),
         ],
@@ -61,7 +61,7 @@ def reasons(report: Report, node: str) -> list[str]:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        ("double", "gemm: float64 operands"),
+        ("whole", "gemm: int32 operands"),
         ("up", "conv2d: a dilated transposed convolution of one axis"),
         ("volume", "conv2d: a convolution of three axes"),
     ],
