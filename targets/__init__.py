@@ -122,8 +122,8 @@ class Machine:
         if self.kind == "llvm":
             if self.arch not in ("x86_64", "aarch64"):
                 problems.append(f"arch is {self.arch!r}, must be 'x86_64' or 'aarch64'")
-            if self.vector_bits not in (64, 128, 256, 512):
-                problems.append(f"vector_bits is {self.vector_bits}, must be 64, 128, 256 or 512")
+            if self.vector_bits not in (64, 128, 256, 512):  # 64: half of 128, see `of_doubles`
+                problems.append(f"vector_bits is {self.vector_bits}, must be 128, 256 or 512")
             if not self.l1d <= self.l2 <= max(self.l3, self.l2):
                 problems.append(f"caches must grow: l1d={self.l1d}, l2={self.l2}, l3={self.l3}")
             if self.vector_bits == 512 and "avx512f" not in self.features:
