@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import numpy as np
 from tvm import relax
@@ -59,10 +59,6 @@ class ConvertLayout(Rewrite):
         super().__init__(log)
         self.stays = stays or (lambda call: False)
 
-    def begin(self, graph: Graph) -> None:
-        """Forget the last sweep's weights."""
-        self.turned: dict[Hashable, Expr] = {}
-
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite an NCHW convolution."""
         name = op_name(value)
@@ -75,7 +71,7 @@ class ConvertLayout(Rewrite):
             self.declined(var, "1: it stands alone, and is faster as it lies")
             return None
         axes = tuple(str(value.attrs.kernel_layout).find(c) for c in "OHWI")
-        weight = self._turned(graph, weight, axes)
+        weight = _turned(graph, weight, axes)
         nhwc = with_attrs(
             value,
             [_channels_last(graph, data), weight],
@@ -86,15 +82,13 @@ class ConvertLayout(Rewrite):
         self.applied(var, name)
         return relax.op.permute_dims(graph.emit(nhwc, name_of(var)), TO_NCHW)
 
-    def _turned(self, graph: Graph, weight: Expr, axes: tuple[int, ...]) -> Expr:
-        """A weight in OHWI; of a constant one that is the same for all convolutions that share it."""
-        array = graph.array(weight)
-        if array is None:
-            return relax.op.permute_dims(weight, axes)
-        key = graph.value(weight), axes
-        if key not in self.turned:
-            self.turned[key] = const(np.transpose(array, axes))
-        return self.turned[key]
+
+def _turned(graph: Graph, weight: Expr, axes: tuple[int, ...]) -> Expr:
+    """A weight in OHWI."""
+    array = graph.array(weight)
+    if array is None:
+        return relax.op.permute_dims(weight, axes)
+    return graph.remade(weight, axes, lambda: const(np.transpose(array, axes)))
 
 
 def alone(graph: Graph, var: Var, convolution: Expr) -> bool:

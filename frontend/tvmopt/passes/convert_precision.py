@@ -189,7 +189,6 @@ class _Conversion:
         self.graph, self.heavy, self.half, self.log = graph, heavy, half, log
         self.builder = relax.BlockBuilder()
         self.narrow: dict[Var, Var] = {}  # a float32 variable -> its 16-bit form
-        self.weights: dict[Expr, Expr] = {}  # likewise of constants, which layers may share
         self.out: list[Any] = []
         self.bound: set[Expr] = set(graph.func.params)  # variables that exist in float32
         self.inputs = _inputs(graph)  # those that do whoever reads them besides
@@ -296,11 +295,8 @@ class _Conversion:
         """An operand of a heavy operator in 16 bits."""
         array = self.graph.array(operand)
         if array is not None:
-            weight = self.graph.value(operand)
-            if weight not in self.weights:
-                like = relax.Var("like", relax.TensorType(list(array.shape), self.half))
-                self.weights[weight] = const(array, like)
-            return self.weights[weight]
+            like = relax.Var("like", relax.TensorType(list(array.shape), self.half))
+            return self.graph.remade(operand, self.half, lambda: const(array, like))
         return self.narrow[operand]
 
     def _widened(self, value: Expr, name: str) -> Expr:

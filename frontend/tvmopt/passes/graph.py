@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -156,6 +156,7 @@ class Graph:
         self._out: list[Any] = []
         self._dataflow = True
         self._arrays: dict[Any, Array] = {}
+        self._remade: dict[Any, Expr] = {}
         self._blocks: list[tuple[bool, list[tuple[Any, Var, Expr]]]] = []
         for block in func.body.blocks:
             bound = [(binding, binding.var, binding.value) for binding in block.bindings]
@@ -169,6 +170,7 @@ class Graph:
     def forget(self) -> bool:
         """Drop what was read of constants; whether all else is as it was read: nothing was rewritten or emitted."""
         self._arrays.clear()
+        self._remade.clear()
         self._out = []
         return not self.changed and len(self.defs) == self._whole
 
@@ -209,6 +211,18 @@ class Graph:
         if value not in self._arrays:
             self._arrays[value] = numbers(value.value)
         return self._arrays[value]
+
+    def remade(self, expr: Expr, how: Hashable, make: Callable[[], Expr]) -> Expr:
+        """What `make` makes of a constant in a sweep: one for all that read this constant. Equal numbers do not make
+        two constants one: with other weights they would differ.
+
+        Args:
+            how: what is made of it.
+        """
+        key = self.value(expr), how
+        if key not in self._remade:
+            self._remade[key] = make()
+        return self._remade[key]
 
     def scalar(self, expr: Expr) -> float | None:
         """The number that a constant of at most 4096 elements holds in all of them, or None."""

@@ -44,10 +44,6 @@ class NarrowWeights(Rewrite):
         super().__init__(log)
         self.unsupported = unsupported or (lambda name, call: None)
 
-    def begin(self, graph: Graph) -> None:
-        """Forget the last sweep's weights."""
-        self.narrowed: dict[Expr, Expr] = {}
-
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
         name = op_name(value)
@@ -61,10 +57,8 @@ class NarrowWeights(Rewrite):
             self.declined(var, reason)
             return None
         self.applied(var, f"{name} with weights of float16, computed in float32")
-        shared = graph.value(value.args[1])
-        if shared not in self.narrowed:
-            self.narrowed[shared] = const(weight.astype(np.float16))
-        return with_attrs(value, [value.args[0], self.narrowed[shared]], out_dtype="float32")
+        narrow = graph.remade(value.args[1], "float16", lambda: const(weight.astype(np.float16)))
+        return with_attrs(value, [value.args[0], narrow], out_dtype="float32")
 
     def _declines(self, name: str, call: Call, weight: Array) -> str:
         if not fits(weight):

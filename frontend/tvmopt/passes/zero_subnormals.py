@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tvmopt.passes.graph import Array, Expr, Graph, Rewrite, Var, const, op_name, rewrite_pass, with_attrs
@@ -34,10 +36,6 @@ class ZeroSubnormals(Rewrite):
     Order          after everything that scales weights.
     """
 
-    def begin(self, graph: Graph) -> None:
-        """Forget the last sweep's weights."""
-        self.without: dict[Expr, Expr] = {}
-
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
         if op_name(value) not in PRODUCTS:
@@ -53,14 +51,16 @@ class ZeroSubnormals(Rewrite):
             if not np.abs(weight).max() >= LARGEST:
                 self.declined(var, "1: all of its numbers are tiny")
                 continue
-            key = graph.value(arg)  # one for all products that share it
-            if key not in self.without:
-                self.without[key] = const(np.where(small, np.float32(0), weight))
-            args[i], found = self.without[key], found + int(small.sum())
+            args[i] = graph.remade(arg, "zeros", partial(_without, weight, small))
+            found += int(small.sum())
         if not found:
             return None
         self.applied(var, f"{found} of the weights of {op_name(value)}")
         return with_attrs(value, args)
+
+
+def _without(weight: Array, small: Array) -> Expr:
+    return const(np.where(small, np.float32(0), weight))
 
 
 def _has_subnormal(weight: Array) -> bool:

@@ -3,8 +3,8 @@
 scaling    what stands in front: scaling, norms, thresholds, missing values, columns
 codes      numbers for numbers: one-hot columns, labels
 linear     linear models
-trees      ensembles of trees: of classifiers and regressors, in tree_tables those of version 5, and in comparisons
-           what makes one way of comparing of several
+trees      ensembles of trees: TreeEnsembleClassifier and TreeEnsembleRegressor; in tree_tables TreeEnsemble, of
+           version 5; in forests what they have in common: trees as arrays, and their sums
 vectors    support vectors
 scores     what classifiers make of their sums: labels and probabilities
 
