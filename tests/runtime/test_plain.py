@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 import tvmopt
 from tests.importer.onnx_check import model, value
 from tvmopt.errors import InputError
+from tvmopt.runtime import plain
 from tvmopt.runtime.model import Model
 
 node = helper.make_node
@@ -124,3 +125,58 @@ def test_a_model_with_types_that_numpy_lacks_has_none() -> None:
     )
     found = Model(tvmopt.compile(made, records=False, cache=False, verify=False, threads=1).artifact)
     assert found._plain is None
+
+
+@pytest.fixture(scope="module")
+def open_sized() -> Model:
+    """y = a + b of open sizes that agree, z = a itself."""
+    ends = [value("y", ("rows", "n")), value("z", ("rows", "n"))]
+    nodes = [node("Add", ["a", "b"], ["y"]), node("Identity", ["a"], ["z"])]
+    made = model(nodes, [value("a", ("rows", "n")), value("b", ("rows", "n"))], ends)
+    shapes = {"rows": "1..5@2", "n": "1..40@17"}
+    return Model(tvmopt.compile(made, shape=shapes, records=False, cache=False, verify=False, threads=1).artifact)
+
+
+def pair(rows: int, n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(41 * rows + n)
+    return {name: rng.standard_normal((rows, n)).astype("f") for name in "ab"}
+
+
+def test_open_sizes_are_bound_once(open_sized: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of sizes that one before it had took twice as long as onnxruntime's."""
+    bound: list[object] = []
+    bind = open_sized._open.bind
+    monkeypatch.setattr(open_sized._open, "bind", lambda shapes: bound.append(shapes) or bind(shapes))
+    for sizes in ((2, 17), (3, 1), (2, 17), (3, 1), (5, 40), (2, 17)):
+        feeds = pair(*sizes)
+        found = open_sized.run(feeds)
+        np.testing.assert_array_equal(found["y"], feeds["a"] + feeds["b"])
+        np.testing.assert_array_equal(found["z"], feeds["a"])
+        assert not np.shares_memory(found["z"], feeds["a"])
+    assert [tuple(shapes) for shapes in bound] == [((2, 17),) * 2, ((3, 1),) * 2, ((5, 40),) * 2]
+
+
+def test_open_sizes_that_fit_one_by_one_do_not_fit_together(open_sized: Model) -> None:
+    for sizes in ((2, 17), (3, 17), (2, 16)):
+        open_sized.run(pair(*sizes))
+    for other in ((3, 17), (2, 16), (6, 17), (2, 41)):
+        with pytest.raises(InputError):
+            open_sized.run({"a": pair(2, 17)["a"], "b": pair(*other)["b"]})
+        with pytest.raises(InputError):
+            open_sized.run({"a": pair(*other)["a"], "b": pair(2, 17)["b"]})
+
+
+def test_a_tensor_without_elements_takes_the_long_way() -> None:
+    made = model([node("Relu", ["x"], ["y"])], [value("x", (0, 3))], [value("y", (0, 3))])
+    found = Model(tvmopt.compile(made, records=False, cache=False, verify=False, threads=1).artifact)
+    for _ in range(3):
+        assert found.run({"x": np.zeros((0, 3), "f")})["y"].shape == (0, 3)
+    assert not found._fitting.known
+
+
+def test_sizes_are_forgotten_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch, open_sized: Model) -> None:
+    monkeypatch.setattr(plain, "MOST", 3)
+    for n in range(1, 12):
+        feeds = pair(1, n)
+        np.testing.assert_array_equal(open_sized.run(feeds)["y"], feeds["a"] + feeds["b"])
+        assert 0 < len(open_sized._fitting.known) <= 4

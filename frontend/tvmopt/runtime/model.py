@@ -35,7 +35,7 @@ from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
 from tvmopt.runtime.places import check_text, numbers
-from tvmopt.runtime.plain import plain_call
+from tvmopt.runtime.plain import Fitting, plain_call
 from tvmopt.runtime.refused import refusal, refusals
 from tvmopt.runtime.sizes import OpenSizes, decided, info_at
 from tvmopt.runtime.tensors import (
@@ -137,8 +137,9 @@ class Model:
         self._open = OpenSizes(manifest)
         self._caches = CallCaches(self._inputs, self._outputs, manifest.decoder)
         self._taken = self._caches.types(self._inputs)
-        more = self._cuda or self._open or self._caches or cores is not None
-        self._plain = None if more else plain_call(self._inputs, self._outputs, self._weights, ffi())
+        self._fitting = Fitting(self._inputs)
+        more = self._cuda or self._caches or cores is not None
+        self._plain = None if more else plain_call(self._inputs, self._outputs, self._weights, self._fitting, ffi())
         largest = self._open.largest
         self._staged_shapes = tuple(at(i.shape, largest) for i in self._inputs)
         self._idle: list[_Instance] = []
@@ -491,7 +492,9 @@ class Model:
             if type(value) is not np.ndarray or value.dtype != info.numpy_dtype or not info.fits(value.shape):
                 value = self._convert(values, index)
             arrays.append(value)
-        instance.sizes = self._open.bind([array.shape for array in arrays])
+        shapes = tuple(array.shape for array in arrays)
+        instance.sizes = self._open.bind(shapes)
+        self._fitting.add(shapes)
         self._caches.fill(arrays, instance.sizes)
         return arrays, tuple((array.shape, array.dtype, name) for array, name in zip(arrays, self._taken, strict=True))
 
