@@ -13,7 +13,7 @@ from math import prod
 
 from tvmopt.lowering.window import channel_vector
 from tvmopt.schedules.cpu._inside import column_marks, outside, row_marks
-from tvmopt.schedules.cpu._winograd import output_tile, winograd_cycles
+from tvmopt.schedules.cpu._winograd import Window, choose_form
 from tvmopt.scheduling.cost_model import choose_tile, product_worth_threads
 from tvmopt.targets import Machine
 
@@ -127,7 +127,8 @@ def in_channels_last(conv: Convolution, machine: Machine, exact: bool = False) -
 
 def _winograd(conv: Convolution, machine: Machine) -> float:
     """Cycles of Winograd's form, where the family takes it; else 0."""
-    plain = (conv.kernel, conv.strides, conv.dilation, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
-    sizes = (*conv.out, conv.channels, conv.outputs, conv.n, machine)
-    tile = output_tile(*sizes) if plain else 1
-    return winograd_cycles(tile, -(-conv.out[0] // tile), -(-conv.out[1] // tile), *sizes[2:]) if tile > 1 else 0.0
+    if (conv.strides, conv.groups) != ((1, 1), 1):
+        return 0.0
+    window = Window(conv.kernel, conv.dilation, conv.out, conv.channels, conv.outputs, conv.n)
+    form, cycles = choose_form(window, machine)
+    return cycles if form is not None else 0.0

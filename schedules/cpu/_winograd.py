@@ -1,22 +1,160 @@
-"""What Winograd's forms of a 3x3 convolution take, and the direct one: for the family that computes them, and for those
-that compare themselves with it."""
+"""Winograd's forms of a convolution, what they take, and what the direct one does: for the family that computes them,
+and for those that compare themselves with it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import inf, prod
 
 from tvmopt.scheduling.cost_model import step_cycles, stream_cycles
 from tvmopt.targets import Machine
 
 KERNEL = 3
+FORM = "tvmopt.winograd"
+"""Annotation of the products: outputs of a tile and parts of a sum along the rows of tiles, the same along the columns,
+the phases of a picture's rows and columns, and whether the rows are the columns of a picture of one row."""
 FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
-TRANSFORM = {2: 8.0, 4: 16.0}
-"""Vector operations an element of V or M in the transforms, by the size of the output tile."""
+TRANSFORM = {1: 0.0, 4: 4.0, 6: 8.0, 7: 10.0, 8: 12.0}
+"""Vector operations an element of V or M in the transform along one axis, by the size of the tile."""
+AT_ONCE = 8
+"""Tiles of which a signal has a multiple: register tiles are as high."""
+GATHER = 4.0
+"""Cycles of a vector of the result that is put together of its phases."""
+LONGEST = 32
+"""Taps of a signal's window, at the most."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A form along one axis: tiles of `out` outputs, each a sum of `taps` products.
+
+    Longer sums have `parts`: each begins a tile behind the one before, so that all read the same transformed tiles, and
+    has as many taps as a tile has outputs.
+    """
+
+    out: int = 1
+    taps: int = 1
+    parts: int = 1
+
+    @property
+    def tile(self) -> int:
+        """Elements of a transformed tile."""
+        return self.out + self.taps - 1
+
+    def tiles(self, size: int) -> int:
+        """Of so many outputs; the last may hang over."""
+        return -(-size // self.out)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a convolution: that of its rows, and that of its columns."""
+
+    rows: Axis
+    cols: Axis
+
+    @classmethod
+    def square(cls, out: int) -> Form:
+        """That of a 3x3 window with tiles of `out` x `out` outputs."""
+        return cls(Axis(out, KERNEL), Axis(out, KERNEL))
+
+    @property
+    def places(self) -> int:
+        """Elements of a transformed tile: one product of matrices each."""
+        return self.rows.tile * self.cols.tile
+
+    @property
+    def parts(self) -> int:
+        """Of a sum, see :class:`Axis`."""
+        return self.rows.parts * self.cols.parts
+
+
+def axis_forms(taps: int, alone: bool) -> tuple[Axis, ...]:
+    """The forms along one axis.
+
+    Along both axes tiles have 6 elements at most, which err least; a window along one axis alone errs as little with 8.
+
+    Args:
+        alone: the window has one tap along the other axis.
+
+    >>> [(a.out, a.tile, a.parts) for a in axis_forms(3, True)], axis_forms(7, False)
+    ([(4, 6, 1), (2, 4, 1)], ())
+    >>> [(a.out, a.tile, a.parts) for a in (*axis_forms(5, True), *axis_forms(11, True))]
+    [(4, 8, 1), (4, 7, 3)]
+    """
+    if taps == 1:
+        return (Axis(),)
+    if taps == KERNEL:
+        return tuple(Axis(out, taps) for out in FORMS)
+    if taps == 5:
+        return (Axis(4, 5),) if alone else (Axis(2, 5),)
+    return (Axis(4, 4, -(-taps // 4)),) if alone and 4 <= taps <= LONGEST else ()
+
+
+def forms(kernel: tuple[int, int]) -> Iterator[Form]:
+    """The forms of a window; a square one has tiles that are square."""
+    high, wide = (axis_forms(taps, 1 in kernel) for taps in kernel)
+    for rows, cols in product(high, wide):
+        if rows == cols or kernel[0] != kernel[1]:
+            yield Form(rows, cols)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution of stride 1.
+
+    Attributes:
+        kernel: taps along rows and columns. dilation: whose phases are pictures of their own. size: rows and columns of
+            the result. batch: pictures, of `in_c` channels, which become `out_c`.
+    """
+
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    size: tuple[int, int]
+    in_c: int
+    out_c: int
+    batch: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has the form of an open picture, too."""
+        return (self.kernel, self.dilation) == ((KERNEL, KERNEL), (1, 1))
+
+
+def choose_form(window: Window, machine: Machine) -> tuple[Form | None, float]:
+    """The fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`, and its cycles; None: the direct one."""
+    in_c, out_c = window.in_c, window.out_c
+    direct = direct_cycles(prod(window.size) * window.batch, in_c, out_c, machine, taps=prod(window.kernel))
+    found: tuple[Form | None, float] = None, direct
+    if min(in_c, out_c) < machine.lanes() or window.kernel == (1, 1) or min(window.size) < 1:
+        return found
+    if window.plain:
+        out = output_tile(*window.size, in_c, out_c, window.batch, machine)
+        candidates = [Form.square(out)] if out > 1 else []
+        found = None, inf if candidates else direct
+    else:
+        candidates = [*forms(window.kernel)]
+    high, wide = (-(-s // d) for s, d in zip(window.size, window.dilation, strict=True))
+    for form in candidates:
+        phases = prod(window.dilation)
+        batch, weights = window.batch * phases, form.places * form.parts * in_c * out_c * 4
+        cycles = winograd_cycles(form, form.rows.tiles(high), form.cols.tiles(wide), in_c, out_c, batch, machine)
+        if phases > 1:
+            gathered = GATHER * window.batch * prod(window.size) * out_c / machine.lanes()
+            again = (batch - 1) * weights / (machine.l2_rate / 2) if weights > machine.l2 // 2 else 0.0
+            cycles += (gathered + again) / machine.cores
+        if cycles < found[1]:
+            found = form, cycles
+    return found
 
 
 def output_tile(
     out_h: int, out_w: int, in_c: int, out_c: int, batch: int, machine: Machine, rate: float = 1.0, margin: float = 1.0
 ) -> int:
-    """The output tile of the fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`: 4 or 2; 1: direct.
+    """The output tile of the fastest form of a 3x3 window: 4 or 2; 1: direct.
 
     `rate`: how much faster the direct form multiplies than fp32 does (`bf16_rate` with `--precision bf16`, 16 by
     tiles); `margin`: how far ahead Winograd must be.
@@ -25,38 +163,41 @@ def output_tile(
         return 1
     direct = direct_cycles(out_h * out_w * batch, in_c, out_c, machine, rate)
     cycles = {
-        out: margin * winograd_cycles(out, -(-out_h // out), -(-out_w // out), in_c, out_c, batch, machine)
+        out: margin * winograd_cycles(Form.square(out), -(-out_h // out), -(-out_w // out), in_c, out_c, batch, machine)
         for out in FORMS
     }
     return min({1: direct, **cycles}.items(), key=lambda form: form[1])[0]
 
 
-def direct_cycles(pixels: int, in_c: int, out_c: int, machine: Machine, rate: float = 1.0) -> float:
-    """9 * C * O / lanes FMAs a pixel at 0.95 of the full rate, and half of the time that its weights take to arrive:
+def direct_cycles(
+    pixels: int, in_c: int, out_c: int, machine: Machine, rate: float = 1.0, taps: int = KERNEL * KERNEL
+) -> float:
+    """taps * C * O / lanes FMAs a pixel at 0.95 of the full rate, and half of the time that its weights take to arrive:
     what the next panel's prefetch does not hide."""
-    products = 9 * in_c * out_c / machine.lanes() * pixels / machine.fma_ports / 0.95 / rate
-    return float(products / machine.cores + stream_cycles(9 * in_c * out_c * 4, machine) / 2)
+    products = taps * in_c * out_c / machine.lanes() * pixels / machine.fma_ports / 0.95 / rate
+    return float(products / machine.cores + stream_cycles(taps * in_c * out_c * 4, machine) / 2)
 
 
-def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
-    """Arithmetic or U's traffic for `rows` x `cols` tiles of `out` x `out` outputs, whichever is longer, and what
-    `machine.unhidden` says of the other.
+def winograd_cycles(form: Form, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
+    """Arithmetic or U's traffic for `rows` x `cols` tiles, whichever is longer, and what `machine.unhidden` says of the
+    other.
 
-    Products    (out+2)^2 * C * O / lanes FMAs a tile (tiles may hang over the edge) in register tiles as high as the
-                image has tiles, which few tiles leave bound by FMA latency.
-    Transforms  some vector operations an element of V and of M, (out+2)^2 of each a tile and channel.
-    Weights     (out+2)^2 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share memory, not the arithmetic.
+    Products    places * C * O / lanes FMAs a tile and part (tiles may hang over the edge) in register tiles as high as
+                the image has tiles, which few tiles leave bound by FMA latency.
+    Transforms  some vector operations an element of V and of M, one of each for a place, tile and channel.
+    Weights     places * C * O * 4 bytes a part, once: :func:`stream_cycles`. Cores share memory, not the arithmetic.
     Cores       share rows of tiles, and beyond these the panels of channels, for which each transforms anew.
 
     Its constants are fitted to 82 layers inside six networks, on one core and two of Zen 5: choosing by it costs 2 % of
     the time of the best choices (docs/performance.md).
     """
-    tiles, places = batch * rows * cols, (out + KERNEL - 1) ** 2
+    tiles, places, products = batch * rows * cols, form.places, form.places * form.parts
     lanes = machine.lanes()
     height = min(8, rows * cols)
-    gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
-    transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
+    gemm = products * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
+    each = TRANSFORM[form.rows.tile] + TRANSFORM[form.cols.tile]
+    transforms = each * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
     pieces = batch * rows
     shares = min(machine.cores, pieces), min(machine.cores, pieces * -(-out_c // (2 * lanes)))
-    arithmetic, stream = transforms / shares[0] + gemm / shares[1], stream_cycles(places * in_c * out_c * 4, machine)
+    arithmetic, stream = transforms / shares[0] + gemm / shares[1], stream_cycles(products * in_c * out_c * 4, machine)
     return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))

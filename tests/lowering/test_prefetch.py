@@ -14,6 +14,7 @@ import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.harness import close, open_module, run
 from tvmopt import pipeline
 from tvmopt.lowering.prefetch import AHEAD, PREFETCH, lower_prefetch, panel_stride
+from tvmopt.schedules.cpu._winograd import Form
 from tvmopt.schedules.cpu.gemm.schedule import AHEAD as FURTHER
 from tvmopt.scheduling.open_loops import STEP
 from tvmopt.targets import Machine
@@ -138,7 +139,7 @@ def test_one_tile_fetches_ahead_in_its_own_panel(rows, k, n, asked):
 def test_every_line_of_the_next_block_of_winograd(size, c, o, out, monkeypatch):
     """What is fetched while U[p, i, j] is multiplied: the block behind it, `C * nr` numbers further on in memory, also
     from the last place of a panel into the next panel."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: out)
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(out), 0.0))
     w = np.ones((o, 3, 3, c), "float32")
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, size, size, c), "float32"))

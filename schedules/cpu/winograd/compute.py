@@ -1,9 +1,9 @@
-"""3x3 convolution by Winograd's F(4x4, 3x3) or F(2x2, 3x3): 36 multiplications for 16 outputs instead of 144, or 16 for
-4 instead of 36 - for the family.
+"""Convolution by Winograd's forms: F(4x4, 3x3) takes 36 multiplications for 16 outputs instead of 144, F(2x2, 3x3) 16
+for 4 instead of 36 - for the family.
 
-    V[i, j]  = B^T d B           input tile d, 6x6 stepping by 4, or 4x4 stepping by 2
+    V[i, j]  = B^T d B                       input tile d, 6x6 stepping by 4, or 4x4 stepping by 2
     M[i, j]  = sum_c V[i, j, c] * U[i, j, c, o]        36 or 16 small GEMMs;  U = G g G^T at compile time
-    Y        = A^T M A           4x4 or 2x2 outputs
+    Y        = A^T M A                       4x4 or 2x2 outputs
 
 The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity, or at 0, 1, -1 and infinity (Lavin &
 Gray 2016, section 5.1, for the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd
@@ -14,12 +14,23 @@ shorter. `exact=True` turns both off.
 
 U is 4 times as large as the weights for F(4x4), 1.8 times for F(2x2): where U comes from memory, or few 4x4 tiles cover
 the image (7x7: 64 outputs computed for 49), the small tile is ahead.
+
+Other windows have a form along each axis (`_winograd.py`): 5x5 is F(2x2, 5x5), with tiles of 6x6 as well. A window
+along one axis alone (1xk, kx1, signals) has F(4, 3), F(4, 5) or, of k taps, F(4, 4) for every four of them: a part's
+first input is a tile behind that of the part before, so that all parts multiply the same transformed tiles::
+
+    k = 11   7 elements of a tile, 3 parts: 21 multiplications for 4 outputs instead of 44
+
+They err 5e-7 to 1e-6 rms. The tile of a window with dilation d reads every d-th pixel: the phases are pictures of their
+own. A signal's tiles lie along its rows, as those of a picture do, for its cores share these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,16 +54,33 @@ from tvmopt.lowering.common import (
 from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import border_marks
 from tvmopt.schedules.cpu._panels import pack_panels
-from tvmopt.schedules.cpu._winograd import FORMS, KERNEL, output_tile, winograd_cycles
+from tvmopt.schedules.cpu._winograd import (
+    AT_ONCE,
+    FORM,
+    FORMS,
+    KERNEL,
+    Form,
+    Window,
+    choose_form,
+    forms,
+    output_tile,
+    winograd_cycles,
+)
 from tvmopt.scheduling.byte_cost import Product, float_traffic
 from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.scheduling.family import Declined
 from tvmopt.scheduling.open_borders import REACH, SQUARE
 from tvmopt.targets import Machine
 
-POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
-"""By the size of the output tile: where Toom-Cook interpolates, besides infinity."""
-AT_ONCE = 512
+POINTS: dict[int, tuple[float, ...]] = {
+    1: (),
+    4: (0.0, 1.0, -1.0),
+    6: (0.0, 1.0, -1.0, 0.5, -2.0),
+    7: (0.0, 1.0, -1.0, 0.5, -2.0, -0.5),
+    8: (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0),
+}
+"""By the size of the tile: where Toom-Cook interpolates, besides infinity."""
+COLUMNS = 512
 """Columns of a product of weights: it stays in the caches, and is below what OpenBLAS gives to several threads, which
 then wait for each other for longer than they multiply."""
 OPEN_TILES = 8
@@ -62,8 +90,8 @@ BF16_MARGIN = 1.25
 
 
 @cache
-def matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(A^T [out, tile], G [tile, 3], B^T [tile, tile]) in float64, tile = out + 2.
+def matrices(out: int, taps: int = KERNEL) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(A^T [out, tile], G [tile, taps], B^T [tile, tile]) in float64, tile = out + taps - 1.
 
     With points p_i: A^T[k, i] = p_i^k, G[i, k] = p_i^k / prod_{j != i}(p_i - p_j), and row i of B^T holds the
     coefficients of prod_{j != i}(x - p_j); the last row and column stand for infinity.
@@ -75,47 +103,60 @@ def matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     >>> matrices(2)[0].astype(int).tolist()
     [[1, 1, 1, 0], [0, 1, -1, 1]]
     """
-    tile, points = out + KERNEL - 1, POINTS[out]
-    at, g, bt = np.zeros((out, tile)), np.zeros((tile, KERNEL)), np.zeros((tile, tile))
+    tile = out + taps - 1
+    points = POINTS[tile]
+    at, g, bt = np.zeros((out, tile)), np.zeros((tile, taps)), np.zeros((tile, tile))
     for i, p in enumerate(points):
         others = [q for j, q in enumerate(points) if j != i]
         at[:, i] = [p**k for k in range(out)]
-        g[i] = [p**k / np.prod([p - q for q in others]) for k in range(KERNEL)]
+        g[i] = [p**k / np.prod([p - q for q in others]) for k in range(taps)]
         bt[i, : len(others) + 1] = polynomial.polyfromroots(others)
     at[-1, -1] = g[-1, -1] = 1.0
     bt[-1] = polynomial.polyfromroots(points)
     return at, g, bt
 
 
-def transformed(weight: np.ndarray, out: int, nr: int) -> relax.Expr:
-    """U = G g G^T of weights [O, 3, 3, C], computed in float64: float32 panels [P, tile, tile, C, nr], each of which is
-    read from end to end.
+def transformed(weight: np.ndarray, form: Form, nr: int) -> relax.Expr:
+    """U = G g G^T of weights [O, ky, kx, C], computed in float64: float32 panels [P, tile, tile, parts, C, nr], each of
+    which is read from end to end; a form of one part has no axis of parts.
 
-    U[i, j] is one product of the nine taps with the matrix G x G, whose columns are all channels. It is taken
-    :data:`AT_ONCE` columns at a time: a tenth of the time that `einsum` takes, which multiplies by G twice. The panels
+    U[i, j] is one product of a part's taps with the matrix G x G, whose columns are all channels. It is taken
+    :data:`COLUMNS` columns at a time: a tenth of the time that `einsum` takes, which multiplies by G twice. The panels
     are written where the constant lies, as new memory for a copy takes as long.
 
     >>> _, g, _ = matrices(4)
     >>> weight = np.arange(2 * 9 * 3, dtype="float32").reshape(2, 3, 3, 3)
-    >>> panels = np.from_dlpack(transformed(weight, 4, nr=2).value)
+    >>> panels = np.from_dlpack(transformed(weight, Form.square(4), nr=2).value)
     >>> panels.shape, np.allclose(panels[0, :, :, 1, 0], g @ weight[0, :, :, 1] @ g.T)
     ((1, 6, 6, 3, 2), True)
     """
-    return packed_once(weight, ("winograd", out, nr), lambda: _transformed(weight, out, nr))
+    return packed_once(weight, ("winograd", form, nr), lambda: _transformed(weight, form, nr))
 
 
-def _transformed(weight: np.ndarray, out: int, nr: int) -> relax.Expr:
-    _, g, _ = matrices(out)
-    tile, channels = len(g), weight.shape[3]
-    taps = pack_panels(weight.transpose(1, 2, 3, 0), nr).reshape(KERNEL * KERNEL, -1, channels * nr)
-    both, columns = np.kron(g, g), taps.shape[2]
-    panels = runtime.empty((taps.shape[1], tile, tile, channels, nr), "float32")
-    made = np.from_dlpack(panels).reshape(-1, tile * tile, columns)
-    for panel in range(len(made)):
-        for first in range(0, columns, AT_ONCE):
-            some = slice(first, first + AT_ONCE)
-            made[panel, :, some] = both @ taps[:, panel, some].astype("float64")
-    return relax.const(panels)
+def _transformed(weight: np.ndarray, form: Form, nr: int) -> relax.Expr:
+    both = np.kron(*(matrices(axis.out, axis.taps)[1] for axis in (form.rows, form.cols)))
+    panels, channels = -(-weight.shape[0] // nr), weight.shape[3]
+    parts = (form.parts,) if form.parts > 1 else ()
+    made = runtime.empty((panels, form.rows.tile, form.cols.tile, *parts, channels, nr), "float32")
+    view = np.from_dlpack(made).reshape(panels, form.places, form.parts, channels * nr)
+    for part, taps in enumerate(_parts(weight, form)):
+        packed = pack_panels(taps.transpose(1, 2, 3, 0), nr).reshape(both.shape[1], panels, channels * nr)
+        for panel in range(panels):
+            for first in range(0, channels * nr, COLUMNS):
+                some = slice(first, first + COLUMNS)
+                view[panel, :, part, some] = both @ packed[:, panel, some].astype("float64")
+    return relax.const(made)
+
+
+def _parts(weight: np.ndarray, form: Form) -> Iterator[np.ndarray]:
+    """The taps of each part, zeros behind the last."""
+    high, wide = (axis.parts * axis.taps for axis in (form.rows, form.cols))
+    _, own_high, own_wide, _ = weight.shape
+    if (high, wide) != (own_high, own_wide):
+        weight = np.pad(weight, ((0, 0), (0, high - own_high), (0, wide - own_wide), (0, 0)))
+    for y in range(0, high, form.rows.taps):
+        for x in range(0, wide, form.cols.taps):
+            yield weight[:, y : y + form.rows.taps, x : x + form.cols.taps]
 
 
 def instead_of_16_bits(call: relax.Call, machine: Machine, precision: str) -> bool:
@@ -139,101 +180,224 @@ def instead_of_16_bits(call: relax.Call, machine: Machine, precision: str) -> bo
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.nn.conv2d`, 3x3, stride 1, one group, constant weights, where it pays."""
+    """`R.nn.conv2d`, stride 1, one group, constant weights, a window that has forms, where it pays."""
     a = call.attrs
     if (a.data_layout, a.kernel_layout, a.out_layout) != ("NHWC", "OHWI", "NHWC") or int(a.groups) != 1:
         return None
     x, w = call.args
     xs, ws = (image_sizes(call) or (None,))[0], static_shape(w)
-    if ws is None or ws[1:3] != (KERNEL, KERNEL):
+    kernel = None if ws is None else (ws[1], ws[2])
+    if kernel is None or kernel == (1, 1) or not any(forms(kernel)):
         return None
-    if [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
-        return Declined("a stride or a dilation")
+    dilation = int(a.dilation[0]), int(a.dilation[1])
+    if [int(v) for v in a.strides] != [1, 1]:
+        return Declined("a stride")
     value = constant(bb, w)
     if xs is None or value is None:
         return Declined("an empty image" if xs is None else "a weight that is no constant")
     if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
         return Declined(operand_types(call))
+    if is_open(xs[1:3]):
+        if (kernel, dilation) != ((KERNEL, KERNEL), (1, 1)):
+            return Declined("an open image with a dilation, or of another window than 3x3")
+        return _open(bb, call, value, xs, machine)
     batch, height, width, in_c = xs
-    out_c = value.shape[0]
     top, left, bottom, right = (int(v) for v in a.padding)
-    opened = is_open((height, width))
-    if opened and not is_open((height,)) & is_open((width,)):
+    spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    size = height + top + bottom - spans[0], width + left + right - spans[1]
+    out_c = value.shape[0]
+    form, _ = choose_form(Window(kernel, dilation, size, in_c, out_c, known(batch)), machine)
+    if form is None:
+        return Declined("the direct form is as fast")
+    plan = Plan(form, dilation, size, (top, left), height == size[0] == kernel[0] == 1)
+    nr = choose_tile(plan.tiles[0] * plan.tiles[1], out_c, machine, rows=plan.register_rows).nr
+
+    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return winograd_te(plan.bordered(data, (height, width)), weight, (data.shape[0], *size, out_c), plan)
+
+    window = value.swapaxes(1, 2) if plan.signal else value
+    return call_fusable(bb, compute, [x, transformed(window, plan.form, nr)], "winograd")
+
+
+def _open(
+    bb: relax.BlockBuilder, call: relax.Call, value: np.ndarray, xs: Sequence[Any], machine: Machine
+) -> relax.Expr | Declined:
+    """The 3x3 window over pictures of open height and width."""
+    batch, height, width, in_c = xs
+    if not is_open((height,)) & is_open((width,)):
         return Declined("an open image of known height or width")
-    size = (sizes(call) or ())[1:3] if opened else (height + top + bottom - 2, width + left + right - 2)
-    out_h, out_w = (named_size(bb, [d]) for d in size) if opened else size
-    out = output_tile(out_h, out_w, in_c, out_c, known(batch), machine) if 0 not in (out_h, out_w) else 1
+    top, left = (int(v) for v in call.attrs.padding[:2])
+    size, out_c = (sizes(call) or ())[1:3], value.shape[0]
+    named = [named_size(bb, [d]) for d in size]
+    out = output_tile(named[0], named[1], in_c, out_c, known(batch), machine) if 0 not in named else 1
     if out == 1:
         return Declined("the direct form is as fast")
-    if opened and (least := min(least_size(bb, d) for d in size)) < out:
+    if (least := min(least_size(bb, d) for d in size)) < out:
         if least < FORMS[-1]:
             return Declined("an open image may be smaller than an output tile")
         out = FORMS[-1]
-    rows, cols = -(-out_h // out), -(-out_w // out)
-    nr = choose_tile(rows * cols, out_c, machine, rows=OPEN_TILES if opened else cols).nr
-    packed = transformed(value, out, nr)
+    nr = choose_tile(prod(-(-d // out) for d in named), out_c, machine, rows=OPEN_TILES).nr
+    form = Form.square(out)
 
     def compute(data: te.Tensor, weight: te.Tensor, *open_size: tirx.Expr) -> te.Tensor:
-        zero, (high, wide) = tirx.const(0.0, "float32"), data.shape[1:3] if opened else (height, width)
-        own_h, own_w = open_size or size
-        bordered = ((own_h + (out - 1)) // out * out + 2, (own_w + (out - 1)) // out * out + 2)
-        pad = te.compute(
-            (data.shape[0], *bordered, in_c),
-            lambda n, y, x_, c: te.if_then_else(
-                te.all(y >= top, y < high + top, x_ >= left, x_ < wide + left),
-                data(n, y - top, x_ - left, c),
-                zero,
-            ),
-            name="pad",
-            attrs={"tvmopt.kernel": "pad", **(border_marks(top, left, in_c) if opened else {})},
-        )
-        return winograd_te(pad, weight, (own_h, own_w, out_c), out)
+        plan = Plan(form, (1, 1), (open_size[0], open_size[1]), (top, left))
+        pad = plan.bordered(data, data.shape[1:3], border_marks(top, left, in_c))
+        return winograd_te(pad, weight, (data.shape[0], *open_size, out_c), plan)
 
-    return call_fusable(bb, compute, [x, packed], "winograd", wanted=size if opened else ())
+    return call_fusable(bb, compute, [call.args[0], transformed(value, form, nr)], "winograd", wanted=size)
 
 
-def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[Any, Any, int], out: int) -> te.Tensor:
+@dataclass(frozen=True)
+class Plan:
+    """How a convolution is laid out.
+
+    Attributes:
+        given: the form along the picture's rows and columns. dilation: the phases, likewise. size: of the result.
+        before: the border above and left of the picture. signal: a picture of one row, whose window has one: its
+            columns are taken for rows.
+    """
+
+    given: Form
+    dilation: tuple[int, int]
+    size: tuple[Any, Any]
+    before: tuple[int, int]
+    signal: bool = False
+
+    @property
+    def form(self) -> Form:
+        """That of the rows and columns of tiles."""
+        return Form(self.given.cols, self.given.rows) if self.signal else self.given
+
+    def turned(self, pair: Sequence[Any]) -> tuple[Any, Any]:
+        """Something of rows and columns, or of columns and rows."""
+        return (pair[1], pair[0]) if self.signal else (pair[0], pair[1])
+
+    @property
+    def tiles(self) -> tuple[Any, Any]:
+        """Rows and columns of tiles of a phase."""
+        found = []
+        axes = self.form.rows, self.form.cols
+        for axis, size, phases in zip(axes, self.turned(self.size), self.turned(self.dilation), strict=True):
+            one = size if phases == 1 else -(-size // phases)
+            found.append((one + (axis.out - 1)) // axis.out)
+        if self.signal and found[0] > AT_ONCE:
+            found[0] = -(-found[0] // AT_ONCE) * AT_ONCE
+        return found[0], found[1]
+
+    @property
+    def register_rows(self) -> int:
+        """Tiles beside each other, which a register tile may take."""
+        return int(self.tiles[0] if self.tiles[1] == 1 else self.tiles[1])
+
+    def bordered(
+        self, data: te.Tensor, picture: Sequence[Any], marks: Mapping[str, Any] | None = None
+    ) -> te.Tensor:  # fmt: skip
+        """The pictures with their border: [n, phases, y, x, c], or [n, phases, x, 1, c] of signals."""
+        zero, (high, wide), (top, left) = tirx.const(0.0, "float32"), picture, self.before
+        axes = self.form.rows, self.form.cols
+        own = [n * a.out + (a.parts * a.out + a.taps - 1 - a.out) for n, a in zip(self.tiles, axes, strict=True)]
+
+        def at(n: Any, *place: Any) -> Any:
+            *some, u, v, c = place
+            y, x = self.spread(self.turned((u, v)), some)
+            inside = te.all(y >= top, y < high + top, x >= left, x < wide + left)
+            return te.if_then_else(inside, data(n, y - top, x - left, c), zero)
+
+        shape = (data.shape[0], *self.phases, *own, data.shape[3])
+        return te.compute(shape, at, name="pad", attrs={"tvmopt.kernel": "pad", **(marks or {})})
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Of rows, and of columns, where there are several."""
+        return tuple(phases for phases in self.dilation if phases > 1)
+
+    def spread(self, pair: Sequence[Any], phases: Sequence[Any]) -> tuple[Any, Any]:
+        """The row and column of a picture that are this pair in their phases."""
+        some = iter(phases)
+        found = [i * d + next(some) if d > 1 else i for i, d in zip(pair, self.dilation, strict=True)]
+        return found[0], found[1]
+
+    def gathered(self, pair: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
+        """The phases of a row and a column, and their places in these."""
+        several = [(i, d) for i, d in zip(pair, self.dilation, strict=True) if d > 1]
+        inside = [i // d if d > 1 else i for i, d in zip(pair, self.dilation, strict=True)]
+        return tuple(i % d for i, d in several), (inside[0], inside[1])
+
+
+def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[Any, Any, Any, int], plan: Plan) -> te.Tensor:
     """The blocks of the module's docstring, each transform in two steps: rows, then columns."""
-    at, _, bt = matrices(out)
-    batch, (out_h, out_w, out_c) = pad.shape[0], shape
-    tile, rows, cols = out + KERNEL - 1, (out_h + (out - 1)) // out, (out_w + (out - 1)) // out
-    marks = {} if isinstance(out_h, int) else {SQUARE: out, REACH: KERNEL - 1}
-    in_c, nr = int(pad.shape[3]), int(weight.shape[4])
+    form, (rows, cols) = plan.form, plan.tiles
+    down, across = (matrices(axis.out, axis.taps) for axis in (form.rows, form.cols))
+    high, wide = form.rows.out, form.cols.out
+    marks = {} if isinstance(shape[1], int) else {SQUARE: high, REACH: KERNEL - 1}
+    pictures, in_c = (pad.shape[0], *plan.phases), int(pad.shape[-1])
+    panels, nr, tile = int(weight.shape[0]), int(weight.shape[-1]), (form.rows.tile, form.cols.tile)
+    read = [n + a.parts - 1 if a.parts > 1 else n for n, a in ((rows, form.rows), (cols, form.cols))]
 
-    def tag(name: str) -> dict[str, Any]:
-        return {"name": name, "attrs": {"tvmopt.kernel": name, **marks}}
+    def tag(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "attrs": {"tvmopt.kernel": name, **marks, **more}}
+
+    def padded(i: Any, j: Any, place: Sequence[Any]) -> Any:
+        *picture, y, x, c = place
+        return pad(*picture, y * high + i, x * wide + j, c)
 
     half = te.compute(
-        (tile, tile, batch, rows, cols, in_c),
-        lambda i, j, n, y, x, c: combine(bt, i, lambda k: pad(n, y * out + k, x * out + j, c)),
+        (*tile, *pictures, *read, in_c),
+        lambda i, j, *place: combine(down[2], i, lambda k: padded(k, j, place)),
         **tag("wino_half_in"),
     )
     v = te.compute(
-        (tile, tile, batch, rows, cols, in_c),
-        lambda i, j, n, y, x, c: combine(bt, j, lambda k: half(i, k, n, y, x, c)),
+        (*tile, *pictures, *read, in_c),
+        lambda i, j, *place: combine(across[2], j, lambda k: half(i, k, *place)),
         **tag("wino_in"),
     )
-    c = te.reduce_axis((0, in_c), name="c")
+    c, s = te.reduce_axis((0, in_c), name="c"), te.reduce_axis((0, form.parts), name="s")
+
+    def product(i: Any, j: Any, *place: Any) -> Any:
+        *picture, y, x, p, o = place
+        if form.parts == 1:
+            return te.sum(v(i, j, *picture, y, x, c) * weight(p, i, j, c, o), axis=[c])
+        here = v(i, j, *picture, y + s // form.cols.parts, x + s % form.cols.parts, c)
+        return te.sum(here * weight(p, i, j, s, c, o), axis=[s, c])
+
+    described = (high, form.rows.parts, wide, form.cols.parts, *plan.dilation, int(plan.signal))
     m = te.compute(
-        (tile, tile, batch, rows, cols, int(weight.shape[0]), nr),
-        lambda i, j, n, y, x, p, o: te.sum(v(i, j, n, y, x, c) * weight(p, i, j, c, o), axis=[c]),
-        **tag("winograd"),
+        (*tile, *pictures, rows, cols, panels, nr),
+        product,
+        **tag("winograd", **{FORM: ",".join(map(str, described))}),
     )
     half_out = te.compute(
-        (out, tile, batch, rows, cols, int(weight.shape[0]), nr),
-        lambda i, j, n, y, x, p, o: combine(at, i, lambda k: m(k, j, n, y, x, p, o)),
+        (high, tile[1], *pictures, rows, cols, panels, nr),
+        lambda i, j, *place: combine(down[0], i, lambda k: m(k, j, *place)),
         **tag("wino_half_out"),
     )
     whole = te.compute(
-        (out, out, batch, rows, cols, int(weight.shape[0]), nr),
-        lambda i, j, n, y, x, p, o: combine(at, j, lambda k: half_out(i, k, n, y, x, p, o)),
+        (high, wide, *pictures, rows, cols, panels, nr),
+        lambda i, j, *place: combine(across[0], j, lambda k: half_out(i, k, *place)),
         **tag("wino_out"),
     )
-    return te.compute(
-        (batch, out_h, out_w, out_c),
-        lambda n, y, x, o: whole(y % out, x % out, n, y // out, x // out, o // nr, o % nr),
+
+    if not plan.phases:
+
+        def unpacked(n: Any, y: Any, x: Any, o: Any) -> Any:
+            u, v = plan.turned((y, x))
+            return whole(u % high, v % wide, n, u // high, v // wide, o // nr, o % nr)
+
+        return te.compute(shape, unpacked, **tag("unpack"))
+    unpack = te.compute(
+        (*pictures, *plan.turned([-(-size // d) for size, d in zip(shape[1:3], plan.dilation, strict=True)]), shape[3]),
+        lambda *place: whole(
+            place[-3] % high, place[-2] % wide, *place[:-3], place[-3] // high, place[-2] // wide, place[-1] // nr,
+            place[-1] % nr,
+        ),
         **tag("unpack"),
-    )
+    )  # fmt: skip
+
+    def gathered(n: Any, y: Any, x: Any, o: Any) -> Any:
+        phases, inside = plan.gathered((y, x))
+        return unpack(n, *phases, *plan.turned(inside), o)
+
+    return te.compute(shape, gathered, **tag("picture"))
 
 
 def combine(matrix: np.ndarray, row: tirx.Expr, term: Callable[[int], Any]) -> tirx.Expr:
@@ -267,5 +431,5 @@ def float_cycles(product: Product, machine: Machine) -> float | None:
     if out == 1:
         return None
     rows, cols = -(-product.height // out), -(-product.width // out)
-    form = winograd_cycles(out, rows, cols, product.channels, product.columns, product.samples, one)
+    form = winograd_cycles(Form.square(out), rows, cols, product.channels, product.columns, product.samples, one)
     return form + float_traffic(product, one)

@@ -1,5 +1,5 @@
-"""Winograd convolution F(4x4, 3x3) and F(2x2, 3x3), CPU, NHWC: T*T register-tiled GEMMs, T = 6 or 4, between two
-transforms that stay in L2. Which of both is read off the block.
+"""Winograd convolution, CPU, NHWC: T*T register-tiled GEMMs (F(4x4, 3x3): T = 6; F(2x2, 3x3): T = 4), one more set of
+them a part of the sum, between two transforms that stay in L2. Which form it is is read off the block.
 
 task       `tile_rows` rows of output tiles (all columns, all channels), or a chunk of the panels of those
 transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in L2; 16 or 8 channels a vector, of which
@@ -9,6 +9,7 @@ gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduc
            1.05 times as long)
 ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (lowering/prefetch.py)
 open       pictures of open size: strips of one row of tiles, in blocks of 8, 4, 2 and single ones, each with all panels
+phases     of a dilation: each is a picture of its own
 output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
 floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
 Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
@@ -17,6 +18,7 @@ Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm
@@ -24,6 +26,7 @@ from tvm import tirx
 
 from tvmopt.lowering.overlap import LAST, OVERLAP
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
+from tvmopt.schedules.cpu._winograd import FORM
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, row_vector
 from tvmopt.scheduling.facts import divisors
@@ -33,14 +36,19 @@ from tvmopt.targets import Machine
 
 @dataclass(frozen=True)
 class WinogradProblem:
-    """rows x cols tiles of out x out outputs, in images n; c input channels; o outputs in panels of nr."""
+    """rows x cols tiles of high x wide outputs, in phases of n images; c input channels, o outputs in panels of nr."""
 
     n: int
     oh: int
     ow: int
+    phases: tuple[int, int]
+    signal: bool  # whether the rows are the columns of a picture of one row
     rows: int
     cols: int
-    out: int
+    high: int
+    wide: int
+    tile: tuple[int, int]  # elements of a transformed tile
+    parts: tuple[int, int]  # of a sum, along each axis
     c: int
     o: int
     panels: int
@@ -56,25 +64,42 @@ class WinogradProblem:
     @property
     def places(self) -> int:
         """Elements of a transformed tile: one GEMM each."""
-        return (self.out + 2) ** 2
+        return prod(self.tile)
+
+    @property
+    def pictures(self) -> int:
+        """Phases of all images."""
+        return self.n * prod(self.phases)
+
+    @property
+    def more(self) -> int:
+        """Axes of phases."""
+        return sum(phases > 1 for phases in self.phases)
+
+    @property
+    def taps(self) -> int:
+        """Elements of V that a sum reads in a row of it."""
+        return self.c * prod(self.parts)
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
     """A block that the lowering marked `winograd`."""
-    block, out = annotated(func, "winograd"), annotated(func, "unpack")
+    block, out = annotated(func, "winograd"), annotated(func, "picture") or annotated(func, "unpack")
     if block is None or out is None:
         return None
     n, oh, ow, o = extents(out)
-    tile, _, _, rows, cols, panels, nr, c = extents(block)
-    u_bytes = tile * tile * c * panels * nr * 4
+    high, down, wide, across, *phases, signal = map(int, str(block.annotations[FORM]).split(","))
+    tile_h, tile_w, *_, rows, cols, panels, nr = extents(block)[: -2 if down * across > 1 else -1]
+    c = extents(block)[-1]
+    u_bytes = tile_h * tile_w * down * across * c * panels * nr * 4
     if u_bytes > machine.l3 // 8:  # the other layers drive it out of L3 between two calls
         rate = machine.bandwidth / machine.cores / machine.ghz / 1e9
     else:
         rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
     return WinogradProblem(
-        n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2,
-        annotated(func, "pad") is not None, rate, float(machine.l3_rate),
-        row_vector(c, machine),
+        n, oh, ow, (phases[0], phases[1]), bool(signal), rows, cols, high, wide, (tile_h, tile_w), (down, across), c, o,
+        panels, nr, machine.lanes(), machine.cores, machine.l2, annotated(func, "pad") is not None, rate,
+        float(machine.l3_rate), row_vector(c, machine),
     )  # fmt: skip
 
 
@@ -98,7 +123,7 @@ def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
     """Strips of one row of tiles, in blocks of 8, 4, 2 and single tiles, each with all panels. As at known sizes there
     are threads in any case: LLVM takes seconds for each form."""
     return PixelTiles(
-        tuple(problem.out * tiles for tiles in (8, 4, 2, 1)),
+        tuple(problem.wide * tiles for tiles in (8, 4, 2, 1)),
         lambda tile: {
             "tile_rows": 1,
             "panel_chunk": tile.panels,
@@ -107,7 +132,7 @@ def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
         },
         bytes=machine.l2 // 4,
         threads_from=1,
-        height=problem.out,
+        height=problem.high,
     )
 
 
@@ -123,13 +148,13 @@ def choose_task(problem: WinogradProblem) -> tuple[int, int]:
     for rows in divisors(problem.rows):
         tiles = rows * problem.cols
         for panels in divisors(problem.panels):
-            tasks = problem.n * (problem.rows // rows) * (problem.panels // panels)
+            tasks = problem.pictures * (problem.rows // rows) * (problem.panels // panels)
             idle = -(-tasks // problem.cores) * problem.cores / tasks
-            gemm = problem.places * tiles * problem.c * panels * problem.nr / problem.lanes / 2
+            gemm = problem.places * tiles * problem.taps * panels * problem.nr / problem.lanes / 2
             transform = problem.places * tiles * 8 * (problem.c + panels * problem.nr) / problem.lanes
-            stream = problem.places * problem.c * panels * problem.nr * 4 / problem.u_rate
+            stream = problem.places * problem.taps * panels * problem.nr * 4 / problem.u_rate
             made = problem.places * tiles * problem.c * 4
-            border = (rows * problem.out + 2) * (problem.cols * problem.out + 2) * problem.c * 4 * problem.padded
+            border = (rows * problem.high + 2) * (problem.cols * problem.wide + 2) * problem.c * 4 * problem.padded
             spill = 1.0 + (0.15 if made > 0.75 * problem.l2 else 0.0)
             far = 2 * made / problem.l3_rate if made + border > 0.75 * problem.l2 else 0.0
             cost = idle * tasks * (gemm * spill + stream + transform + far)
@@ -145,15 +170,22 @@ def apply(sch: tvm.s_tir.Schedule, problem: WinogradProblem, knobs: Knobs) -> No
     gemm, half_in, v, half_out, whole = (
         get(n) for n in ("winograd", "wino_half_in", "wino_in", "wino_half_out", "wino_out")
     )
-    out = epilogue_of(sch, whole, (problem.n, problem.oh, problem.ow, problem.o))
-    n, h, w, o = sch.get_loops(out)
-    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], problem.out])
-    w_tile, w_in = sch.split(w, [None, problem.out])
+    picture = (problem.n, problem.oh, problem.ow, problem.o)
+    if problem.more:
+        out = get("unpack")
+        _gather(sch, epilogue_of(sch, out, picture), problem)
+    else:
+        out = epilogue_of(sch, whole, picture)
+    n, *phases, h, w, o = sch.get_loops(out)
+    if problem.signal and not problem.more:
+        h, w = w, h
+    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], problem.high])
+    w_tile, w_in = sch.split(w, [None, problem.wide])
     p_task, panel, vec, o_in = sch.split(
         o, [None, knobs["panel_chunk"], -(-problem.nr // problem.lanes), problem.lanes]
     )
-    sch.reorder(n, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
-    task = sch.fuse(n, h_task, p_task)
+    sch.reorder(n, *phases, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
+    task = sch.fuse(n, *phases, h_task, p_task)
     sch.compute_at(whole, vec, preserve_unit_loops=True)
     sch.compute_at(half_out, vec, preserve_unit_loops=True)
     sch.compute_at(gemm, panel, preserve_unit_loops=True)
@@ -176,7 +208,17 @@ def apply(sch: tvm.s_tir.Schedule, problem: WinogradProblem, knobs: Knobs) -> No
     sch.unroll(h_in)
     sch.unroll(w_in)
     _vectorize_store(sch, o_in, problem)
-    sch.decompose_reduction(gemm, _reduction_loop(sch, gemm))
+    sch.decompose_reduction(gemm, sch.get_loops(gemm)[7 + problem.more])
+
+
+def _gather(sch: tvm.s_tir.Schedule, out: Any, problem: WinogradProblem) -> None:
+    """The pictures, of the results of their phases."""
+    n, h, w, o = sch.get_loops(out)
+    if problem.oh == 1:
+        sch.parallel(sch.fuse(n, h, w))
+    else:
+        sch.parallel(sch.fuse(n, h))
+    sch.vectorize(sch.split(o, [None, common_vector(problem.o, problem.lanes)])[1])
 
 
 def _vectorize_store(sch: tvm.s_tir.Schedule, o_in: Any, problem: WinogradProblem) -> None:
@@ -187,27 +229,25 @@ def _vectorize_store(sch: tvm.s_tir.Schedule, o_in: Any, problem: WinogradProble
 
 
 def _tile_gemm(sch: tvm.s_tir.Schedule, gemm: Any, problem: WinogradProblem, mr: int, rr: int) -> None:
-    i, j, one_n, rows, cols, one_p, chan, c = sch.get_loops(gemm)[2:]
+    loops = sch.get_loops(gemm)[2:]
+    places, steps = loops[: 3 + problem.more], loops[7 + problem.more :]
+    rows, cols, one_p, chan = loops[3 + problem.more : 7 + problem.more]
     row, row_in = sch.split(rows, [None, rr])
     tile, tile_in = sch.split(cols, [None, mr])
-    sch.reorder(i, j, one_n, row, tile, c, one_p, row_in, tile_in, chan)
+    sch.reorder(*places, row, tile, *steps, one_p, row_in, tile_in, chan)
     sch.unroll(row_in)
     sch.unroll(tile_in)
     vectorize_columns(sch, chan, common_vector(problem.nr, problem.lanes))
-    blocks, size = problem.panels * problem.places, problem.nr * problem.c
-    prefetch_panels(sch, [row, tile], [c], blocks, size, problem.nr, least=1)
-
-
-def _reduction_loop(sch: tvm.s_tir.Schedule, gemm: Any) -> Any:
-    return sch.get_loops(gemm)[2 + 5]
+    blocks, size = problem.panels * problem.places, problem.nr * problem.taps
+    prefetch_panels(sch, [row, tile], steps, blocks, size, problem.nr, least=1)
 
 
 def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, problem: WinogradProblem) -> None:
-    i, j, one_n, rows, cols, c = sch.get_loops(v)[1:]
+    i, j, *pictures, rows, cols, c = sch.get_loops(v)[1:]
     c_out, c_in = sch.split(c, [None, problem.vector], disable_predication=True)
-    sch.reorder(one_n, rows, cols, c_out, i, j, c_in)
+    sch.reorder(*pictures, rows, cols, c_out, i, j, c_in)
     sch.compute_at(half, c_out, preserve_unit_loops=True)
-    loops = sch.get_loops(half)[5:]
+    loops = sch.get_loops(half)[5 + problem.more :]
     for loop in (i, j, *loops[:2]):
         sch.unroll(loop)
     sch.vectorize(c_in)

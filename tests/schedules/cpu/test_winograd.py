@@ -1,4 +1,4 @@
-"""Winograd F(2x2, 3x3) and F(4x4, 3x3): correct at every edge, errors as stated, each chosen where it pays."""
+"""Winograd's forms, of 3x3 and of other windows: correct at every edge, errors as stated, chosen where they pay."""
 
 import numpy as np
 import pytest
@@ -9,25 +9,27 @@ from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import machines, module_of, run
 from tvmopt.lowering import lower_operators
 from tvmopt.schedules.cpu import winograd as family
+from tvmopt.schedules.cpu._winograd import Form, Window, forms
 from tvmopt.targets import Machine
 
 
-def conv(w, b, pads, residual=False):
+def conv(w, b, pads, residual=False, dilation=(1, 1)):
     def build(bb, x, *more):
         y = relax.op.nn.conv2d(
-            x, relax.const(w), padding=pads, data_layout="NHWC", kernel_layout="OHWI", out_dtype="float32"
-        )
+            x, relax.const(w), padding=pads, dilation=dilation, data_layout="NHWC", kernel_layout="OHWI",
+            out_dtype="float32",
+        )  # fmt: skip
         y = bb.emit(relax.op.add(bb.emit(y), relax.const(b)))
         return relax.op.nn.relu(bb.emit(relax.op.add(y, more[0])) if residual else y)
 
     return build
 
 
-def layer(shape, out, seed=0):
+def layer(shape, out, seed=0, window=(3, 3)):
     """Input, weight and bias whose convolution has variance 1."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape).astype("float32")
-    w = (rng.standard_normal((out, 3, 3, shape[3])) / np.sqrt(9 * shape[3])).astype("float32")
+    w = (rng.standard_normal((out, *window, shape[3])) / np.sqrt(np.prod(window) * shape[3])).astype("float32")
     return x, w, rng.standard_normal(out).astype("float32")
 
 
@@ -53,7 +55,7 @@ ERRORS = {4: (4e-5, 3e-6), 2: (1e-5, 8e-7)}
     ],
 )
 def test_equals_the_definition(machine, tile, shape, out, pads, monkeypatch):
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(tile), 0.0))
     x, w, b = layer(shape, out)
     (y,), how = run(conv(w, b, pads), [x], machine)
     want = np.maximum(definition(x, w, (1, 1), pads, (1, 1), 1) + b, 0)
@@ -68,7 +70,7 @@ def test_equals_the_definition(machine, tile, shape, out, pads, monkeypatch):
     "size, c, o", [(7, 33, 48), (8, 16, 31), (13, 48, 17), (17, 20, 32), (28, 32, 40), (32, 17, 16)]
 )
 def test_equals_the_definition_at_square_edges_with_a_residual(tile, size, c, o, monkeypatch):
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(tile), 0.0))
     x, w, b = layer((1, size, size, c), o)
     r = np.random.default_rng(1).standard_normal((1, size, size, o)).astype("float32")
     (y,), how = run(conv(w, b, (1, 1, 1, 1), residual=True), [x, r], machines()[0])
@@ -82,7 +84,7 @@ def test_equals_the_definition_at_square_edges_with_a_residual(tile, size, c, o,
 @pytest.mark.parametrize("channels", [1, 7, 9, 15, 17, 20, 31, 33, 40])
 def test_channels_that_fill_no_vectors(machine, channels, monkeypatch):
     """The last vector of a pixel's channels overlaps the one before."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(4), 0.0))
     x, w, b = layer((1, 9, 8, channels), 16)
     (y,), how = run(conv(w, b, (1, 1, 1, 1)), [x], machine)
     want = np.maximum(definition(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1) + b, 0)
@@ -91,15 +93,102 @@ def test_channels_that_fill_no_vectors(machine, channels, monkeypatch):
     assert worst < ERRORS[4][0] and rms < ERRORS[4][1]
 
 
+@pytest.mark.parametrize("out, taps", [(1, 1), (2, 3), (4, 3), (2, 5), (4, 4), (4, 5)])
+def test_a_tile_is_its_sums(out, taps):
+    at, g, bt = winograd.matrices(out, taps)
+    d, k = np.random.default_rng(0).standard_normal(out + taps - 1), np.arange(1.0, taps + 1)
+    np.testing.assert_allclose(at @ ((g @ k) * (bt @ d)), [d[i : i + taps] @ k for i in range(out)], atol=1e-12)
+
+
+WINDOWS = [
+    ((1, 16, 16, 32), 64, (3, 3), (2, 2, 2, 2), (2, 2)),
+    ((2, 15, 17, 16), 17, (3, 3), (3, 3, 3, 3), (3, 2)),  # phases of other sizes, a padded panel
+    ((1, 7, 9, 20), 33, (3, 3), (0, 4, 8, 4), (4, 8)),  # phases of one row
+    ((1, 3, 31, 16), 16, (3, 3), (1, 1, 1, 1), (1, 5)),
+    ((1, 28, 28, 32), 32, (5, 5), (2, 2, 2, 2), (1, 1)),
+    ((1, 9, 13, 17), 33, (5, 5), (0, 1, 2, 0), (1, 1)),
+    ((1, 17, 16, 31), 16, (5, 5), (4, 4, 4, 4), (2, 2)),
+    ((1, 5, 12, 16), 32, (3, 5), (1, 2, 1, 2), (1, 1)),
+    ((2, 8, 7, 33), 15, (5, 3), (0, 1, 2, 0), (1, 1)),
+    ((1, 17, 17, 32), 32, (1, 7), (0, 3, 0, 3), (1, 1)),
+    ((1, 17, 17, 32), 32, (7, 1), (3, 0, 3, 0), (1, 1)),
+    ((1, 33, 31, 20), 24, (3, 1), (2, 0, 2, 0), (2, 1)),
+    ((1, 64, 1, 32), 32, (3, 1), (1, 0, 1, 0), (1, 1)),
+    ((1, 1, 100, 32), 48, (1, 3), (0, 1, 0, 1), (1, 1)),  # signals
+    ((1, 1, 101, 32), 33, (1, 7), (0, 9, 0, 9), (1, 3)),
+    ((2, 1, 333, 24), 16, (1, 11), (0, 25, 0, 25), (1, 5)),
+    ((1, 1, 50, 16), 32, (1, 5), (0, 0, 0, 0), (1, 1)),
+    ((1, 1, 40, 16), 32, (1, 5), (0, 4, 0, 0), (1, 2)),
+    ((1, 1, 7, 16), 16, (1, 4), (0, 3, 0, 3), (1, 1)),
+    ((1, 1, 4, 16), 16, (1, 4), (0, 0, 0, 0), (1, 1)),  # one output
+    ((1, 1, 20, 16), 16, (1, 25), (0, 12, 0, 12), (1, 1)),
+    ((1, 1, 40, 33), 31, (1, 9), (0, 8, 0, 8), (1, 2)),
+]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape, out, window, pads, dilation", WINDOWS)
+def test_other_windows_and_dilations_equal_the_definition(shape, out, window, pads, dilation, residual, monkeypatch):
+    x, w, b = layer(shape, out, window=window)
+    want = definition(x, w, (1, 1), pads, dilation, 1) + b
+    r = np.random.default_rng(1).standard_normal(want.shape).astype("float32")
+    inputs = [x, r] if residual else [x]
+    want = np.maximum(want + r if residual else want, 0)
+    for machine, form in zip(machines() * 2, forms(window), strict=False):
+        monkeypatch.setattr(winograd, "choose_form", lambda *_, form=form: (form, 0.0))
+        (y,), how = run(conv(w, b, pads, residual, dilation), inputs, machine)
+        assert [(s.family, s.note) for s in how.values()] == [("winograd", "")]
+        assert y.shape == want.shape
+        worst, rms = largest_and_rms(y, want)
+        assert worst < ERRORS[4][0] and rms < ERRORS[4][1]
+
+
+def test_what_is_no_number_stays_in_its_phase(monkeypatch):
+    """All outputs that see it are none; in its own phase the tiles around it may be none, too."""
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(4), 0.0))
+    x, w, _ = layer((1, 16, 16, 16), 16)
+    x[0, 5, 9] = np.nan
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+
+    def alone(bb, data):
+        return relax.op.nn.conv2d(data, relax.const(w), padding=2, dilation=2, **layouts)
+
+    (y,), how = run(alone, [x], machines()[0])
+    assert [s.family for s in how.values()] == ["winograd"]
+    want = definition(x, w, (1, 1), (2, 2, 2, 2), (2, 2), 1)
+    lost = ~np.isfinite(y)[0].all(-1)
+    assert lost[~np.isfinite(want)[0].all(-1)].all()
+    assert not lost[::2].any() and not lost[:, ::2].any()
+
+
+@pytest.mark.parametrize(
+    "window, dilation, size, c, o, form",
+    [
+        ((3, 3), (2, 2), (56, 56), 128, 128, (4, 4)),
+        ((3, 3), (24, 24), (28, 28), 128, 128, None),  # phases of a pixel or two
+        ((5, 5), (1, 1), (28, 28), 64, 64, (2, 2)),
+        ((1, 3), (1, 1), (1, 1000), 256, 256, (1, 4)),
+        ((1, 11), (1, 5), (1, 3000), 128, 128, (1, 4)),
+        ((1, 11), (1, 1), (1, 3000), 8, 128, None),  # too few channels
+        ((7, 7), (1, 1), (56, 56), 64, 64, None),  # it has no form
+        ((1, 1), (1, 1), (56, 56), 64, 64, None),
+    ],
+)
+def test_where_other_windows_have_a_form(window, dilation, size, c, o, form):
+    z = Machine.load("znver4").with_cores(2)
+    found, cycles = winograd.choose_form(Window(window, dilation, size, c, o, 1), z)
+    assert (found and (found.rows.out, found.cols.out)) == form and cycles > 0
+
+
 @pytest.mark.parametrize("tile", [2, 4])
 def test_the_family_reads_the_tile_off_the_block(tile, monkeypatch):
     """Also where the number of tiles tells nothing: an image of one output has one tile by either form."""
-    monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
+    monkeypatch.setattr(winograd, "choose_form", lambda *_: (Form.square(tile), 0.0))
     x, w, b = layer((1, 3, 3, 16), 16)
     machine = Machine.load("x86-64-v4")
     module = lower_operators(module_of(conv(w, b, (0, 0, 0, 0)), [x]), machine)
     shape = next(s for f in module.functions.values() if (s := family.recognise(f, machine)) is not None)
-    assert (shape.out, shape.rows, shape.cols, shape.places) == (tile, 1, 1, (tile + 2) ** 2)
+    assert (shape.high, shape.rows, shape.cols, shape.places) == (tile, 1, 1, (tile + 2) ** 2)
 
 
 @pytest.mark.parametrize("cores, tiles", [(1, (4, 4, 4, 2)), (2, (4, 4, 2, 2))])
