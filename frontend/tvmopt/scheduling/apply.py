@@ -211,7 +211,7 @@ def _in_pixels(
         log.declined(STAGE, name, notes[-1])
         return None
     try:
-        one = normalize(pictures.at(pictures.square, pictures.square), machine)
+        one = normalize(pictures.smallest, machine)
         for family in known:
             problem = family.recognise(one, machine)
             if problem is None or family.open_pixels is None:

@@ -131,6 +131,22 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
     return best[1]
 
 
+def shared_panels(nr: int, n: int, machine: Machine) -> int:
+    """The width of the panels of `n` columns where cores share nothing but panels: `nr`, or what gives each core as
+    many of them.
+
+    >>> z = Machine.load("znver4").with_cores(2)
+    >>> [shared_panels(64, n, z) for n in (32, 64, 128, 192)], shared_panels(32, 16, z)
+    ([16, 32, 64, 48], 32)
+    """
+    lanes = machine.lanes()
+    vectors = -(-n // lanes)
+    if machine.cores == 1 or vectors < machine.cores or -(-n // nr) % machine.cores == 0:
+        return nr
+    widths = [v for v in range(1, nr // lanes + 1) if -(-vectors // v) % machine.cores == 0]
+    return min(widths, key=lambda v: (-(-vectors // v) * v, -v), default=nr // lanes) * lanes
+
+
 def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) -> int:
     """The tile's height for panels of width `nr`: the fewest modelled cycles of the slowest core, tail included.
 

@@ -14,9 +14,12 @@ TOP, LEFT, CHANNELS = "tvmopt.border_top", "tvmopt.border_left", "tvmopt.border_
 """Annotations of the block that makes a border: rows above the picture, columns before it, channels of it."""
 NOTHING = "tvmopt.border_nothing"
 """Annotates that block where its border changes no result: zeros in sums with finite weights, -inf in a maximum."""
-SQUARE, REACH = "tvmopt.square", "tvmopt.square_reach"
+SQUARE, REACH, FLAT = "tvmopt.square", "tvmopt.square_reach", "tvmopt.square_flat"
 """Annotations of blocks between a border and a result that compute it in squares (Winograd): pixels of a square's side,
-and how many more of the bordered picture it needs along it. The last of them writes the result pixel by pixel."""
+how many more of the bordered picture it needs along it, and whether it is but one row high, and needs no further row.
+The last of them writes the result pixel by pixel."""
+COUNT = "tvmopt.square_pictures"
+"""Annotation of such a block: which of its variables counts the pictures."""
 
 
 class Copy:

@@ -33,7 +33,7 @@ from tvm_ffi import structural_equal, structural_map, structural_mutate, structu
 
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.open_borders import REACH, SQUARE, TOP
+from tvmopt.scheduling.open_borders import COUNT, FLAT, REACH, SQUARE, TOP
 from tvmopt.scheduling.open_rows import at_sizes, variables_beside
 
 PICTURE, ROW, PIXEL = 0, 1, 2
@@ -65,6 +65,7 @@ class Pictures:
         pixels: variable of a block -> the axis of the result that it counts.
         border: the block that makes the border, if there is one.
         square: pixels of the side of the squares that the kernel computes; 1: single pixels.
+        flat: whether these have one row.
     """
 
     func: tirx.PrimFunc
@@ -74,6 +75,12 @@ class Pictures:
     pixels: Mapping[Any, int]
     border: Any | None
     square: int = 1
+    flat: bool = False
+
+    @property
+    def smallest(self) -> tirx.PrimFunc:
+        """The static function for one square, or one pixel."""
+        return self.at(self.square, 1 if self.flat else self.square)
 
     def at(self, pixels: int, rows: int = 1) -> tirx.PrimFunc:
         """The static function for rows of so many pixels of one picture; its last parameter is the border's buffer,
@@ -102,12 +109,16 @@ def pictures_of(func: tirx.PrimFunc) -> Pictures | Declined:
         square = max(square, int(realize.block.annotations.get(SQUARE, 1)))
         if (reason := proof.block(realize)) is not None:
             return Declined(reason)
+    flat = False
     if square > 1:
-        if border is None or not all(isinstance(d, tirx.Var) for d in proof.size[1:]):
+        marks = next(b.annotations for b in blocks_of(core) if REACH in b.annotations)
+        flat = FLAT in marks
+        if border is None or not all(isinstance(d, tirx.Var) for d in proof.size[2 if flat else 1 :]):
             return Declined("squares of a picture without a border, or of a known height or width")
-        reach = int(next(b.annotations[REACH] for b in blocks_of(core) if REACH in b.annotations))
-        proof.places[core.params[-1]] = {0: Follows(0), 1: Follows(1, 1, reach), 2: Follows(2, 1, reach)}
-    return Pictures(func, core, proof.size, proof.places, proof.pixels, border, square)
+        reach = int(marks[REACH])
+        down = Follows(1, 1, 0 if flat else reach)
+        proof.places[core.params[-1]] = {0: Follows(0), 1: down, 2: Follows(2, 1, reach)}
+    return Pictures(func, core, proof.size, proof.places, proof.pixels, border, square, flat)
 
 
 def _without_border(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None]:
@@ -280,9 +291,46 @@ def _resized(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
     return tirx.PrimFunc(params, body, core.ret_type, core.attrs, core.span)
 
 
+def _of_one(pictures: Pictures) -> tirx.PrimFunc:
+    """The core function of a kernel that computes squares, for one picture where their number is known: each task has
+    its own. Memory between the blocks keeps its shape, of which TVM allocates what is used."""
+    counted, loops = set[Any](), set[Any]()
+    for realize in _realizes(pictures.core):
+        place = realize.block.annotations.get(COUNT)
+        for index, iv in enumerate(realize.block.iter_vars):
+            if pictures.pixels.get(iv.var) == PICTURE or (place is not None and index == int(place)):
+                counted.add(iv.var)
+                loops.add(realize.iter_values[index])
+
+    def loop(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.loop_var not in loops:
+            return node
+        one = tirx.const(1, str(node.loop_var.ty.dtype))
+        return tirx.For(node.loop_var, node.min, one, node.kind, node.body, None, node.annotations)
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        iters = [
+            tirx.IterVar(Range(iv.dom.min, tirx.const(1, str(iv.var.ty.dtype))), iv.var, iv.iter_type)
+            if iv.var in counted
+            else iv
+            for iv in node.iter_vars
+        ]
+        return SBlock(
+            iters, node.reads, node.writes, node.name_hint, node.body, node.init, node.alloc_buffers,
+            node.match_buffers, node.annotations,
+        )  # fmt: skip
+
+    core = pictures.core
+    body = structural_mutate(core.body, ((tirx.For, loop), (SBlock, block)))
+    return tirx.PrimFunc(core.params, body, core.ret_type, core.attrs, core.span)
+
+
 def _in_squares(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
     """The core function for a result of another size, in whole squares; the picture behind the border is not read."""
     params = pictures.core.params
+    core = _of_one(pictures) if isinstance(pictures.size[PICTURE], int | tirx.IntImm) else pictures.core
     known = {v: 1 for p in params for d in _shape(p) for v in undefined_vars(d, [])}
     known |= {v: n for v, n in zip(pictures.size, size, strict=True) if isinstance(v, tirx.Var)}
 
@@ -292,4 +340,4 @@ def _in_squares(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc
         return Analyzer().simplify(node) if numbers else node
 
     kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
-    return structural_mutate(at_sizes(pictures.core, known), tuple((kind, folded) for kind in kinds))
+    return structural_mutate(at_sizes(core, known), tuple((kind, folded) for kind in kinds))

@@ -31,6 +31,7 @@ from tvmopt.lowering.common import (
     known,
     named_size,
     pictures,
+    same_size,
     sizes,
     static_shape,
 )
@@ -40,7 +41,7 @@ from tvmopt.lowering.repeats import packed_once
 from tvmopt.lowering.window import Border, border_marks, with_pad
 from tvmopt.schedules.cpu._inside import COLUMNS, column_marks, row_marks
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
-from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile, shared_panels
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -141,7 +142,8 @@ def _panel_width(bb: relax.BlockBuilder, batch: int, out: Sequence[Any], columns
     """The width of the register tile; for pictures of open size that of a tile as wide as theirs."""
     if not is_open(out):
         return choose_tile(batch * out[0] * out[1], columns, machine, rows=out[1]).nr
-    return choose_tile(batch * named_size(bb, out), columns, machine, rows=HIGHEST_OPEN).nr
+    nr = choose_tile(batch * named_size(bb, out), columns, machine, rows=HIGHEST_OPEN).nr
+    return shared_panels(nr, columns, machine) if batch == 1 and same_size(out[0], 1) else nr
 
 
 # -- the border ---------------------------------------------------------------------------------------------------

@@ -38,8 +38,10 @@ from numpy.polynomial import polynomial
 from tvm import relax, runtime, te, tirx
 
 from tvmopt.lowering.common import (
+    INJECTIVE,
     NAMED_SIZE,
     call_fusable,
+    call_with_pattern,
     constant,
     image_sizes,
     is_open,
@@ -67,9 +69,9 @@ from tvmopt.schedules.cpu._winograd import (
     winograd_cycles,
 )
 from tvmopt.scheduling.byte_cost import Product, float_traffic
-from tvmopt.scheduling.cost_model import choose_tile
+from tvmopt.scheduling.cost_model import choose_tile, shared_panels
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.open_borders import REACH, SQUARE
+from tvmopt.scheduling.open_borders import COUNT, FLAT, REACH, SQUARE
 from tvmopt.targets import Machine
 
 POINTS: dict[int, tuple[float, ...]] = {
@@ -198,9 +200,11 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
         return Declined(operand_types(call))
     if is_open(xs[1:3]):
-        if (kernel, dilation) != ((KERNEL, KERNEL), (1, 1)):
-            return Declined("an open image with a dilation, or of another window than 3x3")
-        return _open(bb, call, value, xs, machine)
+        if dilation == (1, 1) and kernel == (KERNEL, KERNEL):
+            return _open(bb, call, value, xs, machine)
+        if kernel[0] == 1 and not is_open(xs[1:2]):
+            return _open_row(bb, call, value, xs, machine)
+        return Declined("an open image with a dilation, or of another window than 3x3 and 1xk")
     batch, height, width, in_c = xs
     top, left, bottom, right = (int(v) for v in a.padding)
     spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -247,6 +251,63 @@ def _open(
     return call_fusable(bb, compute, [call.args[0], transformed(value, form, nr)], "winograd", wanted=size)
 
 
+def _open_row(
+    bb: relax.BlockBuilder, call: relax.Call, value: np.ndarray, xs: Sequence[Any], machine: Machine
+) -> relax.Expr | Declined:
+    """A window over pictures of one row of open width, which signals are. The phases of a dilation are pictures of
+    their own, which kernels before and behind take apart and join."""
+    batch, height, _, in_c = xs
+    top, left, bottom, _ = (int(v) for v in call.attrs.padding)
+    (_, wide), out_c, phases = (sizes(call) or ())[1:3], value.shape[0], int(call.attrs.dilation[1])
+    if height + top + bottom > 1:
+        return Declined("several rows of open width")
+    named = named_size(bb, [wide])
+    form, _ = choose_form(Window((1, value.shape[2]), (1, phases), (1, named), in_c, out_c, known(batch)), machine)
+    if form is None:
+        return Declined("the direct form is as fast")
+    nr = choose_tile(form.cols.tiles(-(-named // phases)), out_c, machine, rows=OPEN_TILES).nr
+    if known(batch) * phases == 1:
+        nr = shared_panels(nr, out_c, machine)
+    data, own = call.args[0], wide
+    if phases > 1:
+        own = (wide + (phases - 1)) // phases
+        data, left = bb.emit(_apart(bb, data, phases, left, own + (value.shape[2] - 1))), 0
+
+    def compute(data: te.Tensor, weight: te.Tensor, wide: tirx.Expr) -> te.Tensor:
+        plan = Plan(form, (1, 1), (1, wide), (0, left))
+        pad = plan.bordered(data, (1, data.shape[2]), border_marks(0, left, in_c))
+        return winograd_te(pad, weight, (data.shape[0], 1, wide, out_c), plan)
+
+    done = call_fusable(bb, compute, [data, transformed(value, form, nr)], "winograd", wanted=[own])
+    return _joined(bb, bb.emit(done), phases, wide) if phases > 1 else done
+
+
+def _apart(bb: relax.BlockBuilder, data: relax.Expr, phases: int, left: int, wide: Any) -> relax.Expr:
+    """The phases of pictures of one row, with `left` pixels before it: pictures of one row of `wide` pixels; zeros
+    where there is none."""
+
+    def split(data: te.Tensor, wide: tirx.Expr) -> te.Tensor:
+        zero, (count, _, width, channels) = tirx.const(0.0, "float32"), data.shape
+
+        def at(n: Any, y: Any, x: Any, c: Any) -> Any:
+            place = x * phases + n % phases - left
+            return te.if_then_else(te.all(place >= 0, place < width), data(n // phases, 0, place, c), zero)
+
+        return te.compute((count * phases, 1, wide, channels), at, name="phases")
+
+    return call_with_pattern(bb, split, [data], "phases", INJECTIVE, wanted=[wide])
+
+
+def _joined(bb: relax.BlockBuilder, data: relax.Expr, phases: int, wide: Any) -> relax.Expr:
+    """The pictures of one row, of `wide` pixels, of their phases."""
+
+    def join(data: te.Tensor, wide: tirx.Expr) -> te.Tensor:
+        shape = (data.shape[0] // phases, 1, wide, data.shape[3])
+        return te.compute(shape, lambda n, y, x, c: data(n * phases + x % phases, 0, x // phases, c), name="joined")
+
+    return call_with_pattern(bb, join, [data], "joined", INJECTIVE, wanted=[wide])
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a convolution is laid out.
@@ -285,6 +346,11 @@ class Plan:
         return found[0], found[1]
 
     @property
+    def flat(self) -> bool:
+        """Whether the picture is open along the columns alone."""
+        return is_open(self.size[1:]) and not is_open(self.size[:1])
+
+    @property
     def register_rows(self) -> int:
         """Tiles beside each other, which a register tile may take."""
         return int(self.tiles[0] if self.tiles[1] == 1 else self.tiles[1])
@@ -296,6 +362,8 @@ class Plan:
         zero, (high, wide), (top, left) = tirx.const(0.0, "float32"), picture, self.before
         axes = self.form.rows, self.form.cols
         own = [n * a.out + (a.parts * a.out + a.taps - 1 - a.out) for n, a in zip(self.tiles, axes, strict=True)]
+        if self.flat:  # the last tile may begin at the last pixel
+            own[1] = own[1] + (self.form.cols.out - 1)
 
         def at(n: Any, *place: Any) -> Any:
             *some, u, v, c = place
@@ -329,13 +397,16 @@ def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[Any, Any, Any, i
     form, (rows, cols) = plan.form, plan.tiles
     down, across = (matrices(axis.out, axis.taps) for axis in (form.rows, form.cols))
     high, wide = form.rows.out, form.cols.out
-    marks = {} if isinstance(shape[1], int) else {SQUARE: high, REACH: KERNEL - 1}
+    marks = {SQUARE: wide, REACH: form.cols.parts * form.cols.taps - 1} if is_open(plan.size) else {}
+    if plan.flat:
+        marks[FLAT] = 1
     pictures, in_c = (pad.shape[0], *plan.phases), int(pad.shape[-1])
     panels, nr, tile = int(weight.shape[0]), int(weight.shape[-1]), (form.rows.tile, form.cols.tile)
     read = [n + a.parts - 1 if a.parts > 1 else n for n, a in ((rows, form.rows), (cols, form.cols))]
 
     def tag(name: str, **more: Any) -> dict[str, Any]:
-        return {"name": name, "attrs": {"tvmopt.kernel": name, **marks, **more}}
+        inside = {COUNT: 2} if marks and name != "unpack" else {}
+        return {"name": name, "attrs": {"tvmopt.kernel": name, **marks, **inside, **more}}
 
     def padded(i: Any, j: Any, place: Sequence[Any]) -> Any:
         *picture, y, x, c = place

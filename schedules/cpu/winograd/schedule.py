@@ -121,18 +121,29 @@ def knobs(problem: WinogradProblem, machine: Machine) -> Space:
 
 def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
     """Strips of one row of tiles, in blocks of 8, 4, 2 and single tiles, each with all panels. As at known sizes there
-    are threads in any case: LLVM takes seconds for each form."""
+    are threads in any case: LLVM takes seconds for each form.
+
+    A window along the columns alone has rows of single pixels, which may be fewer than a tile: a tile then computes
+    one. Cores share the panels of what has few rows.
+    """
+    flat = problem.high == 1
+    chunk = problem.panels
+    if flat:
+        chunk = max(d for d in divisors(problem.panels) if d <= max(1, problem.panels // machine.cores))
+    widths = tuple(problem.wide * tiles for tiles in (8, 4, 2, 1))
     return PixelTiles(
-        tuple(problem.wide * tiles for tiles in (8, 4, 2, 1)),
+        (*widths, 1) if flat else widths,
         lambda tile: {
             "tile_rows": 1,
-            "panel_chunk": tile.panels,
+            "panel_chunk": chunk,
             "mr": choose_pixels(tile.cols, tile.nr, machine),
             "rr": 1,
         },
         bytes=machine.l2 // 4,
         threads_from=1,
         height=problem.high,
+        parts=min(machine.cores, problem.panels // chunk) if flat else 1,
+        parts_up_to=4 * machine.cores,
     )
 
 
