@@ -17,7 +17,7 @@ FORM = "tvmopt.winograd"
 the phases of a picture's rows and columns, and whether the rows are the columns of a picture of one row."""
 FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
-TRANSFORM = {1: 0.0, 4: 4.0, 6: 8.0, 7: 10.0, 8: 12.0}
+TRANSFORM = {1: 0.0, 4: 4.0, 5: 6.0, 6: 8.0, 7: 10.0, 8: 12.0}
 """Vector operations an element of V or M in the transform along one axis, by the size of the tile."""
 AT_ONCE = 8
 """Tiles of which a signal has a multiple: register tiles are as high."""
@@ -89,6 +89,8 @@ def axis_forms(taps: int, alone: bool) -> tuple[Axis, ...]:
         return (Axis(),)
     if taps == KERNEL:
         return tuple(Axis(out, taps) for out in FORMS)
+    if taps == 2:
+        return (Axis(4, taps),)
     if taps == 5:
         return (Axis(4, 5),) if alone else (Axis(2, 5),)
     return (Axis(4, 4, -(-taps // 4)),) if alone and 4 <= taps <= LONGEST else ()

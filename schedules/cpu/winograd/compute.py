@@ -15,9 +15,10 @@ shorter. `exact=True` turns both off.
 U is 4 times as large as the weights for F(4x4), 1.8 times for F(2x2): where U comes from memory, or few 4x4 tiles cover
 the image (7x7: 64 outputs computed for 49), the small tile is ahead.
 
-Other windows have a form along each axis (`_winograd.py`): 5x5 is F(2x2, 5x5), with tiles of 6x6 as well. A window
-along one axis alone (1xk, kx1, signals) has F(4, 3), F(4, 5) or, of k taps, F(4, 4) for every four of them: a part's
-first input is a tile behind that of the part before, so that all parts multiply the same transformed tiles::
+Other windows have a form along each axis (`_winograd.py`): 5x5 is F(2x2, 5x5), with tiles of 6x6 as well; 2x2, which
+transposed convolutions of 4x4 by 2 are made of, F(4x4, 2x2). A window along one axis alone (1xk, kx1, signals) has
+F(4, 3), F(4, 5) or, of k taps, F(4, 4) for every four of them: a part's first input is a tile behind that of the part
+before, so that all parts multiply the same transformed tiles::
 
     k = 11   7 elements of a tile, 3 parts: 21 multiplications for 4 outputs instead of 44
 
@@ -30,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ from tvmopt.targets import Machine
 POINTS: dict[int, tuple[float, ...]] = {
     1: (),
     4: (0.0, 1.0, -1.0),
+    5: (0.0, 1.0, -1.0, 0.5),
     6: (0.0, 1.0, -1.0, 0.5, -2.0),
     7: (0.0, 1.0, -1.0, 0.5, -2.0, -0.5),
     8: (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0),
@@ -200,11 +201,11 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
         return Declined(operand_types(call))
     if is_open(xs[1:3]):
-        if dilation == (1, 1) and kernel == (KERNEL, KERNEL):
+        if dilation == (1, 1) and kernel[0] == kernel[1]:
             return _open(bb, call, value, xs, machine)
         if kernel[0] == 1 and not is_open(xs[1:2]):
             return _open_row(bb, call, value, xs, machine)
-        return Declined("an open image with a dilation, or of another window than 3x3 and 1xk")
+        return Declined("an open image with a dilation, or of a window that is neither square nor one row")
     batch, height, width, in_c = xs
     top, left, bottom, right = (int(v) for v in a.padding)
     spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -226,22 +227,21 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 def _open(
     bb: relax.BlockBuilder, call: relax.Call, value: np.ndarray, xs: Sequence[Any], machine: Machine
 ) -> relax.Expr | Declined:
-    """The 3x3 window over pictures of open height and width."""
+    """A square window over pictures of open height and width."""
     batch, height, width, in_c = xs
     if not is_open((height,)) & is_open((width,)):
         return Declined("an open image of known height or width")
     top, left = (int(v) for v in call.attrs.padding[:2])
-    size, out_c = (sizes(call) or ())[1:3], value.shape[0]
-    named = [named_size(bb, [d]) for d in size]
-    out = output_tile(named[0], named[1], in_c, out_c, known(batch), machine) if 0 not in named else 1
-    if out == 1:
+    size, out_c, taps = (sizes(call) or ())[1:3], value.shape[0], value.shape[1]
+    named = named_size(bb, size[:1]), named_size(bb, size[1:])
+    form, _ = choose_form(Window((taps, taps), (1, 1), named, in_c, out_c, known(batch)), machine)
+    if form is None:
         return Declined("the direct form is as fast")
-    if (least := min(least_size(bb, d) for d in size)) < out:
-        if least < FORMS[-1]:
+    if (least := min(least_size(bb, d) for d in size)) < form.rows.out:
+        if least < FORMS[-1] or taps != KERNEL:
             return Declined("an open image may be smaller than an output tile")
-        out = FORMS[-1]
-    nr = choose_tile(prod(-(-d // out) for d in named), out_c, machine, rows=OPEN_TILES).nr
-    form = Form.square(out)
+        form = Form.square(FORMS[-1])
+    nr = choose_tile(form.rows.tiles(named[0]) * form.cols.tiles(named[1]), out_c, machine, rows=OPEN_TILES).nr
 
     def compute(data: te.Tensor, weight: te.Tensor, *open_size: tirx.Expr) -> te.Tensor:
         plan = Plan(form, (1, 1), (open_size[0], open_size[1]), (top, left))

@@ -93,7 +93,7 @@ def test_channels_that_fill_no_vectors(machine, channels, monkeypatch):
     assert worst < ERRORS[4][0] and rms < ERRORS[4][1]
 
 
-@pytest.mark.parametrize("out, taps", [(1, 1), (2, 3), (4, 3), (2, 5), (4, 4), (4, 5)])
+@pytest.mark.parametrize("out, taps", [(1, 1), (4, 2), (2, 3), (4, 3), (2, 5), (4, 4), (4, 5)])
 def test_a_tile_is_its_sums(out, taps):
     at, g, bt = winograd.matrices(out, taps)
     d, k = np.random.default_rng(0).standard_normal(out + taps - 1), np.arange(1.0, taps + 1)
@@ -108,6 +108,9 @@ WINDOWS = [
     ((1, 28, 28, 32), 32, (5, 5), (2, 2, 2, 2), (1, 1)),
     ((1, 9, 13, 17), 33, (5, 5), (0, 1, 2, 0), (1, 1)),
     ((1, 17, 16, 31), 16, (5, 5), (4, 4, 4, 4), (2, 2)),
+    ((1, 16, 15, 32), 64, (2, 2), (1, 1, 1, 1), (1, 1)),
+    ((2, 5, 9, 17), 16, (2, 2), (0, 0, 0, 0), (1, 1)),
+    ((1, 1, 37, 16), 16, (1, 2), (0, 1, 0, 0), (1, 1)),
     ((1, 5, 12, 16), 32, (3, 5), (1, 2, 1, 2), (1, 1)),
     ((2, 8, 7, 33), 15, (5, 3), (0, 1, 2, 0), (1, 1)),
     ((1, 17, 17, 32), 32, (1, 7), (0, 3, 0, 3), (1, 1)),
