@@ -108,6 +108,7 @@ def reduce(
         Command(check, fail_regex)
     if inputs and not Path(inputs).is_file():
         raise InputError("cannot read the inputs: no such file.", where=str(inputs), fix="give an .npz of named arrays")
+    check_writable(output)
     beside = Path(output).with_suffix(".npz")  # where the inputs go
     check_writable(output, beside, reads=[*model_files(model), *([inputs] if inputs else [])])
     answer = children.call(
