@@ -239,6 +239,24 @@ def test_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt install gcc" in checks["C compiler (links kernels)"].fix
 
 
+def test_a_compiled_model_is_no_model(folder: Path) -> None:
+    """Also where the result would have its name, as it has by default."""
+    done = tvmopt("compile", "small.tvmopt", cwd=folder)
+    assert done.returncode == 2 and "This is a compiled model" in done.stderr and "would replace" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_streams_that_lack_characters(encoding: str, tmp_path: Path) -> None:
+    """What they lack is escaped, in a name of a model's and in the frames of a help text."""
+    model = small_model()
+    model.graph.node[0].name = "卷积"
+    onnx.save(model, tmp_path / "m.onnx")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words, told in ((["compile", "--help"], b"--dump-code"), (["inspect", tmp_path / "m.onnx"], b"\\u5377\\u79ef")):
+        done = subprocess.run([*COMMAND, *words], env=environment, capture_output=True, check=False)
+        assert done.returncode == 0 and told in done.stdout and b"Traceback" not in done.stderr, done.stderr
+
+
 def test_without_a_compiler(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "compile", str(folder / "small.onnx"), "-o", str(tmp_path / "x.tvmopt")],

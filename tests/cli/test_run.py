@@ -44,10 +44,12 @@ def test_files_hold_what_their_names_say(one: Path, two: Path, tmp_path: Path) -
     assert sorted(np.load(tmp_path / "out.npz")) == ["y", "z"]
 
 
-@pytest.mark.parametrize(("name", "told"), [("out.csv", "'.csv'"), ("-", "does not say"), ("out", "does not say")])
+@pytest.mark.parametrize(("name", "told"), [("out.csv", "'.csv'"), ("out", "does not say")])
 def test_other_names_are_refused(one: Path, tmp_path: Path, name: str, told: str) -> None:
     done = command("run", one, "-o", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and told in done.stderr and ".npz" in done.stderr
+    done = command("run", one, "-o", "-", cwd=tmp_path)
+    assert done.returncode == 2 and "standard output takes no results" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
