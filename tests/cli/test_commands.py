@@ -213,6 +213,12 @@ def test_targets() -> None:
     shown = {name: tvmopt("targets", "show", name).stdout for name in ("x86-64-v3", "nvidia-h100")}
     assert "fma_ports" in shown["x86-64-v3"] and "sm_threads" not in shown["x86-64-v3"]
     assert "sm_threads" in shown["nvidia-h100"] and "fma_ports" not in shown["nvidia-h100"]
+    assert "core_bandwidth    48.00 GB/s" in shown["x86-64-v3"]
+    for group in ("surgeon", "targets", "logs", "cache"):
+        done = tvmopt(group, "foo")
+        assert done.returncode == 2 and f"where: tvmopt {group}\n  fix:   one of " in done.stderr
+    done = tvmopt("surgeon", "extrct")
+    assert done.returncode == 2 and "there is no command 'extrct', did you mean 'extract'?" in done.stderr
     unknown = tvmopt("targets", "show", "saphire-rapids")
     assert unknown.returncode == 2
     assert "did you mean 'sapphire-rapids'" in unknown.stderr
