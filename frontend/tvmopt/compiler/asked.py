@@ -80,7 +80,7 @@ def check_output(emit: str, requests: Mapping[str, Request], output: str | Path 
     if emit not in EMITTED:
         raise InputError(f"there is nothing of the kind {emit!r} to write.", where="--emit", fix=" or ".join(EMITTED))
     for source in {r.source for r in requests.values() if isinstance(r.source, str | os.PathLike)}:
-        if os.path.isfile(source) and is_artifact(source):  # its default output would be itself
+        if os.path.isfile(source) and is_artifact(Path(source)):  # its default output would be itself
             raise compiled_already(os.fspath(source))
     if emit == "artifact":
         check_writable(output, reads=model_files(*(request.source for request in requests.values())))
