@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.command import COMMAND, tvmopt
 from tests.runtime.small import expected, small_model
@@ -107,7 +108,7 @@ def test_wrong_use() -> None:
         (["compare", "x.onnx", "--engines", "nope", "--engines", "onnxruntime"], "no engine 'nope'"),
         (["compile", "x.onnx", "--int8", "some"], "auto, all, off"),
         (["tune", "x.onnx", "-o", "records.json"], "logs export"),
-        (["compile", "x.onnx", "--precision", "int8"], "onnxruntime.quantization"),
+        (["compile", "x.onnx", "--precision", "int8"], "`tvmopt quantize`"),
         (["run", "missing.tvmopt"], "No such file"),
         (["run", "missing.tvmopt", "--fill", "noise"], "random, zeros or ones"),
         *((line.split(), line.split()[-2]) for line in NO_VALUES),
@@ -243,6 +244,18 @@ def test_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'apache-tvm-ffi==0.1.14.post1'" in checks["apache-tvm-ffi"].fix
     assert checks["onnx"].state == checks["threads"].state == "broken"
     assert "apt install gcc" in checks["C compiler (links kernels)"].fix
+
+
+def test_a_size_of_one_value_is_fixed(tmp_path: Path) -> None:
+    """At most 8 is asked for, and the window of the convolution takes no fewer."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 1, d]) for n, d in (("x", "n"), ("y", None)))
+    window = numpy_helper.from_array(np.ones((1, 1, 8), "float32"), "w")
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", [x], [y], [window])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "m.onnx")
+    shown = tvmopt("inspect", tmp_path / "m.onnx", "--shape", "n:..8").stdout
+    assert "open size" not in shown and shown.partition("\nsize n ")[2].split("\n")[0].strip() == "fixed to 8"
+    assert "open size n" in tvmopt("inspect", tmp_path / "m.onnx", "--shape", "n:..9").stdout
 
 
 def test_a_compiled_model_is_no_model(folder: Path) -> None:

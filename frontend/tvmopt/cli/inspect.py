@@ -154,8 +154,8 @@ def _model(found: Any, top: int) -> None:
         rows.append(("ranges", str(made.get("ranges_sha256"))[:16]))
         rows.append(("left in floats", ", ".join(map(str, made.get("excluded") or ())) or "no layer by request"))
     for name, known in found.symbols.items():
-        fixed = known.min == known.max
-        told = f"fixed to {known.min} by the model" if fixed else f"{known}; all figures at {found.sizes[name]}"
+        fixed = str(known).isdigit()  # a range of one value
+        told = f"fixed to {known}" if fixed else f"{known}; all figures at {found.sizes[name]}"
         rows.append((f"{'' if fixed else 'open '}size {name}", told))
     table((found.name, ""), rows, left=2)
     out.print()

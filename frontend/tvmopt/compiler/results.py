@@ -124,7 +124,7 @@ def range_notes(imported: Imported) -> tuple[str, ...]:
         return ()
     told = ", ".join(f"{name} {known}" for name, known in imported.ranges.items() if known.min < known.max)
     fixed = tuple(
-        f"the size {name} is fixed to {known.min} by the model"
+        f"the size {name} is fixed to {known.min}"
         for name, known in imported.ranges.items() if known.min == known.max
     )  # fmt: skip
     if not told:

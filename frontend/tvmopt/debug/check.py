@@ -139,7 +139,7 @@ class Command:
             raise InputError(
                 f"the regular expression cannot be parsed: {error}.",
                 where=f"--fail-regex {self.fail_regex!r}",
-                fix=f"one of Python's; the text itself is {re.escape(self.fail_regex)!r}",
+                fix=f"one of Python's; the text itself is {re.escape(self.fail_regex)}",
             ) from None
         try:
             words = shlex.split(self.text)
