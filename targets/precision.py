@@ -16,7 +16,10 @@ INT8_CHOICES = ("auto", "all", "off")
 """Which products of a quantised model are integer products: each that the model of costs predicts to be faster so, all
 that there is a kernel for, or none."""
 
-INT8 = "int8 is in the model: quantize it (onnxruntime.quantization writes QuantizeLinear nodes), then compile that"
+INT8 = "int8 is in the model: `tvmopt quantize` writes one in 8 bits; compile that"
+
+OTHER_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "f32": "fp32", "f16": "fp16", "half": "fp16"}
+"""What the precisions are called elsewhere."""
 
 
 def check_int8(choice: str) -> None:
@@ -75,10 +78,12 @@ def check(precision: str, machine: Machine) -> None:
         InputError: an unknown precision, or one that would be a silent fallback on this machine.
     """
     if precision not in PRECISIONS:
+        near = OTHER_NAMES.get(str(precision).lower())
+        guess = f"did you mean {near}? " if near else ""
         raise InputError(
             f"precision {precision!r} is not available.",
             where="precision",
-            fix=f"one of {', '.join(PRECISIONS)}" + (f"; {INT8}" if precision == "int8" else ""),
+            fix=f"{guess}one of {', '.join(PRECISIONS)}" + (f"; {INT8}" if precision == "int8" else ""),
         )
     if precision == "fp32" or machine.kind != "llvm":
         return

@@ -51,6 +51,9 @@ def test_every_page_is_built_and_filled(site: Path) -> None:
         assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").exists(), page
     text = (site / "reference/cli.html").read_text()
     assert 'id="tvmopt-compile"' in text and "--strip-weights" in text and "generated:" not in text
+    for page in ("limits", "reference/cli", "reference/passes", "reference/families", "reference/targets"):
+        assert "_`scripts/docs` puts" in (ROOT / f"docs/{page}.md").read_text()  # where nothing is built
+        assert "scripts/docs" not in (site / f"{page}.html").read_text()
     assert "FuseAttention" in (site / "reference/passes.html").read_text()
     assert "register tile" not in (site / "limits.html").read_text()
     assert "TVM has no strings" in (site / "limits.html").read_text()

@@ -2,7 +2,8 @@
 
 A page holds a marker, `<!-- generated: commands -->`, and gets what it names: the commands' options as Typer
 itself documents them, the passes in their order with their docstrings, the schedule families with theirs, the
-machines. Notebooks are copied from `notebooks/` before the pages are looked for.
+machines. A line in italics below the marker says to readers of the repository what they miss, and gives way, too.
+Notebooks are copied from `notebooks/` before the pages are looked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKER = re.compile(r"<!-- generated: (\w+) -->")
+MARKER = re.compile(r"<!-- generated: (\w+) -->(\n_.*_$)?", re.MULTILINE)
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -6,6 +6,7 @@ written, and nobody needs to read where Python was. Later all of them interrupt 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -34,7 +35,8 @@ def main() -> int:
 
 def _open_streams() -> None:
     """Open /dev/null in place of the standard streams that whoever started this process has closed, as for a daemon.
-    Otherwise the next file or pipe would get such a number, and be taken for the stream by every child process."""
+    Otherwise the next file or pipe would get such a number, and be taken for the stream by every child process. What is
+    printed is shown as an escape where the stream's encoding has no such character."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -46,6 +48,14 @@ def _open_streams() -> None:
                 os.close(opened)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", buffering=1, closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or not _takes_all(stream.encoding)):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _takes_all(encoding: str) -> bool:
+    """Whether an encoding has every character: a terminal's of old, or a pipe's, may have 256 or 128."""
+    return encoding.lower().replace("-", "").startswith("utf")
 
 
 def _refused() -> int:

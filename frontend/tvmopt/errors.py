@@ -136,6 +136,12 @@ def _argument(found: re.Match[str]) -> str:
     return f"{found['name']}={value if value.isdigit() else repr(value)}"
 
 
+def compiled_already(path: str) -> ModelError:
+    """The error for an artifact where a model is needed."""
+    told = "This is a compiled model, or another zip file; here an ONNX file is needed."
+    return ModelError(told, where=path, fix="give the ONNX file that it was compiled from")
+
+
 def reason(error: BaseException) -> str:
     """What an exception says; of an OSError without its number and path, which stand elsewhere in the message.
 

@@ -66,6 +66,8 @@ def _problem(given: str | Path) -> tuple[str, str] | None:
     """
     check_path(given, "an output")
     path = Path(given)
+    if str(given) == "-":
+        return "the standard output takes no results.", "give the name of a file; ./- is one that is called so"
     try:
         if path.is_dir() or str(given).endswith(os.sep):
             return "the output is a folder.", f"give a file in it: {path / 'NAME'}"

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.command import COMMAND, tvmopt
 from tests.runtime.small import expected, small_model
@@ -107,7 +108,7 @@ def test_wrong_use() -> None:
         (["compare", "x.onnx", "--engines", "nope", "--engines", "onnxruntime"], "no engine 'nope'"),
         (["compile", "x.onnx", "--int8", "some"], "auto, all, off"),
         (["tune", "x.onnx", "-o", "records.json"], "logs export"),
-        (["compile", "x.onnx", "--precision", "int8"], "onnxruntime.quantization"),
+        (["compile", "x.onnx", "--precision", "int8"], "`tvmopt quantize`"),
         (["run", "missing.tvmopt"], "No such file"),
         (["run", "missing.tvmopt", "--fill", "noise"], "random, zeros or ones"),
         *((line.split(), line.split()[-2]) for line in NO_VALUES),
@@ -213,6 +214,12 @@ def test_targets() -> None:
     shown = {name: tvmopt("targets", "show", name).stdout for name in ("x86-64-v3", "nvidia-h100")}
     assert "fma_ports" in shown["x86-64-v3"] and "sm_threads" not in shown["x86-64-v3"]
     assert "sm_threads" in shown["nvidia-h100"] and "fma_ports" not in shown["nvidia-h100"]
+    assert "core_bandwidth    48.00 GB/s" in shown["x86-64-v3"]
+    for group in ("surgeon", "targets", "logs", "cache"):
+        done = tvmopt(group, "foo")
+        assert done.returncode == 2 and f"where: tvmopt {group}\n  fix:   one of " in done.stderr
+    done = tvmopt("surgeon", "extrct")
+    assert done.returncode == 2 and "there is no command 'extrct', did you mean 'extract'?" in done.stderr
     unknown = tvmopt("targets", "show", "saphire-rapids")
     assert unknown.returncode == 2
     assert "did you mean 'sapphire-rapids'" in unknown.stderr
@@ -237,6 +244,36 @@ def test_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'apache-tvm-ffi==0.1.14.post1'" in checks["apache-tvm-ffi"].fix
     assert checks["onnx"].state == checks["threads"].state == "broken"
     assert "apt install gcc" in checks["C compiler (links kernels)"].fix
+
+
+def test_a_size_of_one_value_is_fixed(tmp_path: Path) -> None:
+    """At most 8 is asked for, and the window of the convolution takes no fewer."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 1, d]) for n, d in (("x", "n"), ("y", None)))
+    window = numpy_helper.from_array(np.ones((1, 1, 8), "float32"), "w")
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", [x], [y], [window])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "m.onnx")
+    shown = tvmopt("inspect", tmp_path / "m.onnx", "--shape", "n:..8").stdout
+    assert "open size" not in shown and shown.partition("\nsize n ")[2].split("\n")[0].strip() == "fixed to 8"
+    assert "open size n" in tvmopt("inspect", tmp_path / "m.onnx", "--shape", "n:..9").stdout
+
+
+def test_a_compiled_model_is_no_model(folder: Path) -> None:
+    """Also where the result would have its name, as it has by default."""
+    done = tvmopt("compile", "small.tvmopt", cwd=folder)
+    assert done.returncode == 2 and "This is a compiled model" in done.stderr and "would replace" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_streams_that_lack_characters(encoding: str, tmp_path: Path) -> None:
+    """What they lack is escaped, in a name of a model's and in the frames of a help text."""
+    model = small_model()
+    model.graph.node[0].name = "卷积"
+    onnx.save(model, tmp_path / "m.onnx")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words, told in ((["compile", "--help"], b"--dump-code"), (["inspect", tmp_path / "m.onnx"], b"\\u5377\\u79ef")):
+        done = subprocess.run([*COMMAND, *words], env=environment, capture_output=True, check=False)
+        assert done.returncode == 0 and told in done.stdout and b"Traceback" not in done.stderr, done.stderr
 
 
 def test_without_a_compiler(folder: Path, tmp_path: Path) -> None:

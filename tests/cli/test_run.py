@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import tvmopt
 from tests.cli.test_commands import tvmopt as command
 from tests.runtime.small import small_model
+from tvmopt.cli.run import _summary
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,12 @@ def test_files_hold_what_their_names_say(one: Path, two: Path, tmp_path: Path) -
     assert sorted(np.load(tmp_path / "out.npz")) == ["y", "z"]
 
 
-@pytest.mark.parametrize(("name", "told"), [("out.csv", "'.csv'"), ("-", "does not say"), ("out", "does not say")])
+@pytest.mark.parametrize(("name", "told"), [("out.csv", "'.csv'"), ("out", "does not say")])
 def test_other_names_are_refused(one: Path, tmp_path: Path, name: str, told: str) -> None:
     done = command("run", one, "-o", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and told in done.stderr and ".npz" in done.stderr
+    done = command("run", one, "-o", "-", cwd=tmp_path)
+    assert done.returncode == 2 and "standard output takes no results" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -67,6 +70,28 @@ def test_numbers_are_numbers(one: Path) -> None:
     (output,) = json.loads(command("run", one, "--json").stdout)["outputs"]
     assert all(isinstance(output[name], float) for name in ("min", "mean", "max"))
     assert output["shape"] == [1, 10] and output["not_finite"] == 0
+
+
+def test_numbers_that_are_not_finite_are_counted_and_no_zeros(tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Sqrt", ["x"], ["y"])], "root", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    tvmopt.compile(model, output=tmp_path / "root.tvmopt", threads=1, verify=False)
+    for x, row, figures in (
+        ([-1, -1, -1], ["-", "-", "-", "3", "of", "3"], (None, None, None, 3)),
+        ([4, -1, 1], ["1", "1.5", "2", "1", "of", "3"], (1, 1.5, 2, 1)),
+    ):
+        np.save(tmp_path / "x.npy", np.array(x, "f4"))
+        done = command("run", tmp_path / "root.tvmopt", "-i", f"x={tmp_path / 'x.npy'}")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1].split()[2:] == row
+        assert "NaN or Inf" in done.stdout
+        (output,) = json.loads(
+            command("run", tmp_path / "root.tvmopt", "-i", f"x={tmp_path / 'x.npy'}", "--json").stdout
+        )["outputs"]
+        assert tuple(output[name] for name in ("min", "mean", "max", "not_finite")) == figures
+    empty = _summary(np.zeros((0, 4), np.float32))
+    assert (empty["min"], empty["mean"], empty["max"], empty["not_finite"]) == (None, None, None, 0)
 
 
 def test_an_onnx_file_is_compiled_and_said_so(one: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import tvmopt
+from tests.cli.command import tvmopt as in_process
 from tests.compiler.small import silu
 from tests.cuda import needs_toolkit
 from tvmopt import pipeline
@@ -96,7 +98,9 @@ def test_a_stage_left_out_keeps_the_numbers(model: Path, stage: str, tmp_path: P
 def test_on_the_command_line(model: Path, tmp_path: Path) -> None:
     words = ["--dump-after", "FuseOps", tmp_path / "a", "--dump-after", "Loops", tmp_path / "b", "--without", "FusePad"]
     command: list[Any] = [sys.executable, "-m", "tvmopt", "compile", model]
-    subprocess.run([*command, "--no-verify", "-o", tmp_path / "x.tvmopt", *words], check=True)
+    done = in_process(*command[3:], "--no-verify", "-o", tmp_path / "x.tvmopt", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"written: {tmp_path / 'a'}, {tmp_path / 'b'}\n")
     assert [path.name[4:] for folder in "ab" for path in (tmp_path / folder).iterdir()] == ["FuseOps.py", "Loops.py"]
     listed = subprocess.run(
         [sys.executable, "-m", "tvmopt", "compile", "--list-passes"], capture_output=True, text=True
@@ -104,3 +108,7 @@ def test_on_the_command_line(model: Path, tmp_path: Path) -> None:
     alone = subprocess.run([*command[:5], "--dump-after", "FuseOps"], capture_output=True, text=True, check=False)
     assert alone.returncode == 2 and "there is no folder to write to" in alone.stderr
     assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 1 + len(stages("cpu"))
+    for words in (["--list-passes", "--json"], ["--json", "--list-passes"]):
+        found = json.loads(in_process("compile", *words).stdout)
+        assert [one["stage"] for one in found] == [line.split()[1] for line in listed.stdout.splitlines()[1:]]
+        assert {one["can_be_left_out"] for one in found} == {True, False}

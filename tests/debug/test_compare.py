@@ -144,6 +144,17 @@ def test_engines_missing_failing_and_marked(folder: Path) -> None:
     assert by_label["onnxruntime:opt_level=all"].status == "ok"
     assert by_label["tensorrt"].status == "missing" and "pip install" in by_label["tensorrt"].message
     assert len(found.traces) == 1 and "marked" in found.traces[0].how and found.ok
+    assert found.missing == ("tensorrt",) and found.verdict == "what ran agrees; tensorrt is missing"
+
+
+def test_nothing_compared_is_no_agreement(folder: Path) -> None:
+    done = command("compare", folder / "good.onnx", "--engines", "tensorrt", "-q")
+    assert done.returncode == 5 and "nothing was compared: tensorrt is missing" in done.stdout
+    assert "agrees" not in done.stdout
+    done = command("compare", folder / "good.onnx", "--engines", "tensorrt,onnxruntime", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 5 and found["ok"] and found["missing"] == ["tensorrt"]
+    assert not CompareResult("m", "r", {}, ()).ok
 
 
 def test_two_models_with_other_names_and_nodes(folder: Path) -> None:

@@ -99,14 +99,16 @@ def test_numbers_with_values_of_the_whole_model(net: Path, tmp_path: Path) -> No
         ({}, "does not fail"),
         ({"check": "nothing"}, "where the model goes"),
         ({"check": "no-such-program-here {model}"}, "cannot be run"),
-        ({"check": "true {model}", "fail_regex": "("}, "cannot be parsed"),
+        ({"check": "true {model}", "fail_regex": "("}, "regular expression cannot be parsed"),
+        ({"check": "true '{model}"}, "command cannot be parsed"),
         ({"mode": "ternary"}, "no mode"),
         ({"inputs": "/nonexistent.npz"}, "cannot read the inputs"),
     ],
 )
 def test_refusals(net: Path, tmp_path: Path, arguments: dict[str, str], what: str) -> None:
-    with pytest.raises(InputError, match=what):
+    with pytest.raises(InputError, match=what) as error:
         reduce(net, output=tmp_path / "small.onnx", **arguments)
+    assert error.value.fix and ("fail_regex" not in arguments or "--fail-regex" in error.value.where)
     assert not (tmp_path / "small.onnx").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tvmopt.debug.extract import extract
 from tvmopt.debug.files import save
 from tvmopt.debug.fold import fold
 from tvmopt.debug.graph import infer_types
+from tvmopt.debug.reduce import reduce
 from tvmopt.debug.sanitize import sanitize
 from tvmopt.errors import InputError, ModelError
 from tvmopt.importer.protos import static_shape
@@ -112,8 +114,25 @@ def test_external_data_stays_beside_the_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         outputs(done.path, {"m": x @ numpy_helper.to_array(net.graph.initializer[0])})[0], whole, rtol=1e-5
     )
-    sanitize(path, output=path)  # in place: the data was read before it is written
-    assert np.array_equal(outputs(path, {"x": x})[0], whole)
+    done = sanitize(path, output=tmp_path / "clean.onnx")
+    assert np.array_equal(outputs(done.path, {"x": x})[0], whole)
+    for over in (path, tmp_path / "net.onnx.data"):
+        with pytest.raises(InputError, match=r"would replace .*, which is read"):
+            sanitize(path, output=over)
+
+
+@pytest.mark.parametrize("operation", [extract, fold, sanitize, reduce])
+def test_no_operation_writes_over_its_model(net: Path, tmp_path: Path, operation: Callable[..., object]) -> None:
+    before = net.read_bytes()
+    with pytest.raises(InputError, match=r"would replace .*, which is read"):
+        operation(net, output=tmp_path / "." / "net.onnx")
+    assert net.read_bytes() == before
+
+
+def test_reduce_does_not_write_over_its_inputs(net: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "small.npz", x=X)
+    with pytest.raises(InputError, match=r"would replace .*small\.npz, which is read"):
+        reduce(net, inputs=tmp_path / "small.npz", output=tmp_path / "small.onnx")
 
 
 def test_nothing_is_left_behind_when_writing_fails(net: Path, tmp_path: Path) -> None:
@@ -238,6 +257,35 @@ def test_sanitize_converts_the_opset(net: Path, tmp_path: Path) -> None:
         sanitize(strange, opset=13, output=tmp_path / "strange.onnx")
     except ModelError as error:
         assert "opset 13" in error.what
+
+
+def ir_3(listed: bool) -> onnx.ModelProto:
+    """A model of IR 3 with a weight too large to be shown to the conversion; `listed` as an input, as IR 3 wants it."""
+    net = model(
+        [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])],
+        [info("x", 2, 96)], [info("y", 2, 96)], [weight("w", 96, 96), weight("b", 96)], opset=8,
+    )  # fmt: skip
+    net.ir_version = 3
+    if listed:
+        net.graph.input.extend([info("w", 96, 96), info("b", 96)])
+    return net
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("extracted", [True, False])
+def test_converting_the_opset_keeps_every_weight(tmp_path: Path, listed: bool, extracted: bool) -> None:
+    source = ir_3(listed)
+    x = np.random.default_rng(2).standard_normal((2, 96)).astype("f4")
+    if extracted:
+        source = onnx.load(extract(source, output=tmp_path / "part.onnx").path)
+        onnx.checker.check_model(source)
+    done = sanitize(source, opset=18, output=tmp_path / "new.onnx")
+    new = onnx.load(done.path)
+    onnx.checker.check_model(new)
+    assert [v.name for v in new.graph.input] == ["x"] and new.opset_import[0].version == 18
+    w, b = (numpy_helper.to_array(t) for t in ir_3(listed).graph.initializer)
+    assert {t.name for t in new.graph.initializer} == {"w", "b"}
+    np.testing.assert_allclose(outputs(done.path, {"x": x})[0], x @ w + b, atol=1e-5)
 
 
 def test_types_are_inferred_without_the_weights() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import InputError, ModelError
@@ -126,6 +126,16 @@ def test_wrong_flags(given, words):
     with pytest.raises(InputError) as caught:
         prepare(two_inputs(), given)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_weights_that_are_listed_are_no_inputs():
+    made = model([node("Add", ["x", "w"], ["y"])], [value("x", (4,)), value("w", (4,))], [value("y", (4,))])
+    made.graph.initializer.append(numpy_helper.from_array(np.ones(4, "float32"), "w"))
+    made.ir_version = 3
+    for given in ({"shapes": {"foo": (1,)}}, {"values": {"foo": 1}}):
+        with pytest.raises(InputError, match="no input 'foo'") as caught:
+            prepare(made, **given)
+        assert caught.value.fix == "the inputs are 'x'"
 
 
 def test_values_become_constants():

@@ -139,6 +139,20 @@ def test_files_that_hold_none(tmp_path: Path, name: str, content: bytes) -> None
         names_in(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_softmax_of_a_softmax_is_noted(between: bool) -> None:
+    made = model(classes=10)
+    made.graph.node[0].output[0] = "squares"
+    made.graph.node.append(helper.make_node("Softmax", ["squares"], ["p" if between else "y"], name="first"))
+    if between:
+        made.graph.node.append(helper.make_node("Flatten", ["p"], ["y"], name="flat"))
+    told = [
+        [w for w in tvmopt.compile(given, postprocess=text, threads=1, verify=False).report.warnings if "second" in w]
+        for given, text in ((made, "scores:softmax,top-k=2"), (made, "scores:top-k=2"), (model(), "scores:softmax"))
+    ]
+    assert [len(one) for one in told] == [1, 0, 0] and told[0][0].startswith("the output 'y' comes from a Softmax")
+
+
 def test_compiled(tmp_path: Path) -> None:
     """Verified; the names are in the file, and `refit` keeps them."""
     (tmp_path / "l.txt").write_text("\n".join(NAMES))

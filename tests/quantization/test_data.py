@@ -67,6 +67,20 @@ def test_pictures_in_both_layouts(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_mean_and_std_are_of_pictures(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.zeros((2, 3, 4, 6), np.float32))
+    for data in (tmp_path / "d.npy", tmp_path):
+        for given in ({"mean": (1.0, 2.0)}, {"std": (0.5,)}):
+            with pytest.raises(InputError, match="are of pictures, and there is none"):
+                read(data, **given)
+
+
+def test_the_shape_that_is_told_is_the_one_of_the_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.zeros((3, 4, 6), np.float32))
+    with pytest.raises(InputError, match=r"this is float32\[3, 4, 6\], whose first axis counts samples"):
+        read(tmp_path / "d.npy")
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     good = np.zeros((2, 3, 4, 6), np.float32)
     for array, words in (

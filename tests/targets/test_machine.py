@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import tvm
 
-from tvmopt.errors import TargetError
+from tvmopt.errors import InputError, TargetError
 from tvmopt.runtime import choice
 from tvmopt.targets import Machine, detect, detect_host, names
 from tvmopt.targets.detect import host_arch
+from tvmopt.targets.precision import check as check_precision
 
 
 @pytest.mark.parametrize("name", names())
@@ -225,3 +226,13 @@ def test_a_processor_without_them_is_named(tmp_path: Path, monkeypatch: pytest.M
     needs = machine.instructions if host_arch() == "x86_64" else ("sse4a",)
     manifest = SimpleNamespace(features=needs, arch="", kind="llvm")
     assert choice.unfit(manifest) == "this machine lacks instructions the artifact uses: sse4a"
+
+
+@pytest.mark.parametrize(
+    ("precision", "told"),
+    [("float32", "did you mean fp32? one of"), ("BFloat16", "did you mean bf16?"), ("int8", "`tvmopt quantize`")],
+)
+def test_precisions_by_other_names(precision: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_precision(precision, Machine.load("x86-64-v3"))
+    assert told in caught.value.fix

@@ -5,7 +5,6 @@ A subcommand's module is imported when it is called: `tvmopt --help` imports no 
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import signal
@@ -233,9 +232,9 @@ def _foreign(arguments: Sequence[str]) -> None:
     """Refuse a command or a flag of another tool, and say what it is called here."""
     first = arguments[0] if arguments else "--help"
     if not first.startswith("-") and first not in COMMANDS:
-        near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.6)
-        what = f"there is no command {first!r}" + (f", did you mean {near[0]!r}?" if near else ".")
-        raise InputError(what, fix=f"one of {', '.join(COMMANDS)}")
+        from tvmopt.cli.common import no_command
+
+        raise no_command(first, COMMANDS)
     known = _FOREIGN if first in _OWN else {}
     if first in _ALSO:
         known = {flag: told for flag, told in _FOREIGN.items() if told.startswith(("--shape", "--precision"))}

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, human, out, print_json, table
+from tvmopt.cli.common import Group, escape, human, out, print_json, table
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
 """Machine code of kernels, artifacts, and models of the drop-in session: list them, remove the oldest, or all."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]

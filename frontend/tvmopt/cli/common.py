@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from tvmopt.analysis.text import align
 from tvmopt.dims import Range
@@ -36,6 +38,22 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+class Group(TyperGroup):
+    """A command of several words, `tvmopt surgeon extract`, which refuses an unknown one as `tvmopt` does."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise no_command(args[0], self.commands, ctx.command_path)
+        return super().resolve_command(ctx, args)
+
+
+def no_command(name: str, known: Collection[str], where: str = "") -> InputError:
+    """The error for a command that is not there, with the nearest one."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    what = f"there is no command {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
+    return InputError(what, where=where, fix=f"one of {', '.join(known)}")
 
 
 out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)

@@ -18,7 +18,7 @@ from tvmopt.cli.common import (
     words_of,
     written,
 )
-from tvmopt.errors import InputError, first_line
+from tvmopt.errors import InputError, MissingDependency, first_line
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -85,8 +85,9 @@ def command(
 ) -> None:
     """Compare engines, precisions, a compiled file or a second model with onnxruntime on the same inputs.
 
-    Exit code 3 where something differs. Then the first layer that leaves its tolerance is named, and the pass, kernel,
-    constant or precision to blame; a model of a few nodes that reproduces it is written.
+    Exit code 3 where something differs, 5 where an engine is not installed. Of a difference the first layer that leaves
+    its tolerance is named, and the pass, kernel, constant or precision to blame; a model of a few nodes that reproduces
+    it is written.
     """
     from tvmopt.compiler.request import model_files
     from tvmopt.debug.compare import compare
@@ -121,8 +122,8 @@ def command(
     else:
         render_result(result)
         written(html)
-    if not result.ok:
-        raise typer.Exit(3)
+    if not result.ok or result.missing:
+        raise typer.Exit(3 if result.differs or not result.missing else MissingDependency.exit_code)
 
 
 def tolerances(texts: list[str], flag: str) -> dict[str, float]:
@@ -195,8 +196,8 @@ def render_result(result: Any) -> None:
         )
         if result.repro.command:
             out.print(f"  {escape(result.repro.command)}")
-    verdict = "[green]everything agrees[/]" if result.ok else "[red]there are differences[/]"
-    out.print(f"{verdict}, {result.seconds:.0f} s")
+    colour = "red" if result.differs else "yellow" if result.missing else "green"
+    out.print(f"[{colour}]{escape(result.verdict)}[/], {result.seconds:.0f} s")
 
 
 def _trace(trace: Any) -> None:

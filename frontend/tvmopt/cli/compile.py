@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tvmopt.cli.common import escape, human, out, parse_shapes, parse_threads, parse_values, print_json, progress, table
+from tvmopt.cli.common import (
+    escape,
+    human,
+    out,
+    parse_shapes,
+    parse_threads,
+    parse_values,
+    print_json,
+    progress,
+    table,
+    written,
+)
 from tvmopt.cli.rendering import c_archive, coverage, decisions, fleet, kernels
 from tvmopt.errors import InputError
 from tvmopt.report import Report
@@ -28,6 +39,7 @@ class Command(TyperCommand):
             joined.append(word)
             if word in PAIRS:
                 joined.append("\0".join(value for value in (next(words, ""), next(words, "")) if value))
+        ctx.meta["json"] = "--json" in joined  # --list-passes ends before the options behind it are read
         return list(super().parse_args(ctx, joined))
 
 
@@ -59,18 +71,19 @@ def _folders(option: str, texts: list[str] | None) -> dict[str, str]:
     return dict(text.split("\0") for text in texts or ())
 
 
-def list_stages(wanted: bool) -> None:
+def list_stages(ctx: typer.Context, wanted: bool) -> None:
     """Print every stage of the pipeline for CPUs, with its part."""
     if wanted:
         from tvmopt import pipeline
         from tvmopt.targets import Machine
 
-        number, rows = 0, []
-        for part in pipeline.stages(pipeline.Job(Machine.load("cpu"), lift=True)):
-            for stage in part.stages:
-                number += 1
-                rows.append((f"{number:02d}", stage.short, part.heading, "" if stage.needed else "yes"))
-        table(("", "stage", "part", "can be left out"), rows, left=3)
+        parts = pipeline.stages(pipeline.Job(Machine.load("cpu"), lift=True))
+        found = [(stage.short, part.heading, not stage.needed) for part in parts for stage in part.stages]
+        if ctx.meta.get("json"):
+            print_json([dict(zip(("stage", "part", "can_be_left_out"), stage, strict=True)) for stage in found])
+        else:
+            rows = [(f"{n:02d}", name, part, "yes" if free else "") for n, (name, part, free) in enumerate(found, 1)]
+            table(("", "stage", "part", "can be left out"), rows, left=3)
         raise typer.Exit
 
 
@@ -228,6 +241,7 @@ def command(
     from tvmopt.api import compile_isolated
     from tvmopt.runtime.artifact import read_manifest
 
+    after, code = _folders("--dump-after", dump_after), _folders("--dump-code", dump_code)
     with progress() as show:
         compiled = compile_isolated(
             model,
@@ -250,9 +264,9 @@ def command(
             cuda_graph=cuda_graph,
             store=store,
             without=without,
-            dump_after=_folders("--dump-after", dump_after),
+            dump_after=after,
             dump_all=dump_all,
-            dump_code=_folders("--dump-code", dump_code),
+            dump_code=code,
             cache=cache,
             first=first,
             progress=show,
@@ -273,11 +287,12 @@ def command(
         how.append(f"taken from the cache of an earlier compile{some} (--no-cache compiles again)")
     if compiled.archive:
         c_archive(compiled.path, compiled.archive, how[0])
-        return
-    size = human(compiled.path.stat().st_size, "B")
-    out.print(f"[bold]{escape(compiled.path)}[/]: {size}, {', '.join(how)}")
+    else:
+        size = human(compiled.path.stat().st_size, "B")
+        out.print(f"[bold]{escape(compiled.path)}[/]: {size}, {', '.join(how)}")
     if manifest:
         fleet(manifest)
+    written(*dict.fromkeys([*after.values(), dump_all, *code.values()]))
 
 
 def _report(report: Report, verbose: bool) -> None:

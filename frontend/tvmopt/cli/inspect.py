@@ -154,7 +154,9 @@ def _model(found: Any, top: int) -> None:
         rows.append(("ranges", str(made.get("ranges_sha256"))[:16]))
         rows.append(("left in floats", ", ".join(map(str, made.get("excluded") or ())) or "no layer by request"))
     for name, known in found.symbols.items():
-        rows.append((f"open size {name}", f"{known}; all figures at {found.sizes[name]}"))
+        fixed = str(known).isdigit()  # a range of one value
+        told = f"fixed to {known}" if fixed else f"{known}; all figures at {found.sizes[name]}"
+        rows.append((f"{'' if fixed else 'open '}size {name}", told))
     table((found.name, ""), rows, left=2)
     out.print()
     total = found.flops or 1.0

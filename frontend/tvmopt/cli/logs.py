@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, note, out, print_json, table
+from tvmopt.cli.common import Group, escape, note, out, print_json, table
 from tvmopt.files import make_folder, write_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tvmopt.tuning.record import Key, Record
     from tvmopt.tuning.store import Store
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
 
 StoreFile = Annotated[
     Path | None,

@@ -89,8 +89,16 @@ def command(
         print_json({"outputs": summary, "timing": result.timing, "threads": result.threads, **found})
         return
     figures = ("min", "mean", "max")
-    rows = [(o["name"], f"{o['dtype']}{o['shape']}", *(f"{o[name]:.6g}" for name in figures)) for o in summary]
-    table(("output", "type", *figures), rows, left=2)
+    some = any(o["not_finite"] for o in summary)
+    rows = [
+        (
+            o["name"], f"{o['dtype']}{o['shape']}",
+            *("-" if o[name] is None else f"{o[name]:.6g}" for name in figures),
+            *([f"{o['not_finite']} of {result.outputs[o['name']].size}"] if some else []),
+        )
+        for o in summary
+    ]  # fmt: skip
+    table(("output", "type", *figures, *(["NaN or Inf"] if some else [])), rows, left=2)
     for rows in _named(result):
         table(("score", "class", ""), rows, left=0, title="")
     if result.timing:
@@ -129,10 +137,12 @@ def _first_row(array: Any) -> Any:
 
 
 def _summary(array: Any) -> dict[str, Any]:
+    """The least, mean and largest of the finite numbers, None where there are none, and how many are not finite."""
     import numpy as np
 
     finite = array[np.isfinite(array)] if array.dtype.kind in "fV" else array
-    values = np.asarray(finite, np.float64) if finite.size else np.zeros(1)
+    values = np.asarray(finite, np.float64)
     shape = list(array.shape)
-    figures = {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+    found = (values.min(), values.mean(), values.max()) if values.size else (None, None, None)
+    figures = dict(zip(("min", "mean", "max"), (None if v is None else float(v) for v in found), strict=True))
     return {"dtype": str(array.dtype), "shape": shape, **figures, "not_finite": int(array.size - finite.size)}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress
+from tvmopt.cli.common import Group, escape, human, out, parse_shapes, print_json, progress
 
 if TYPE_CHECKING:
     from tvmopt.debug.edit import Edited
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
 
 Model = Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL")]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE.onnx", help="The file to write.")]

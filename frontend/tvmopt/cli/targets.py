@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import human, print_json, table
+from tvmopt.cli.common import Group, human, print_json, table
 from tvmopt.targets import Machine, names
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 _OF_THE_OTHER = {  # fields that say nothing of a machine of this kind
@@ -66,7 +66,7 @@ def _show(machine: Machine, as_json: bool) -> None:
         return
     fields = machine.as_dict()
     sources = fields.pop("sources")
-    fields["bandwidth"] = human(machine.bandwidth, "B/s")
+    fields |= {name: human(fields[name], "B/s") for name in ("bandwidth", "core_bandwidth")}
     rows = [
         (key, " ".join(value) if isinstance(value, tuple) else value, sources.get(key, ""))
         for key, value in fields.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from tvmopt.compiler.carchive.asked import EMITTED, check_request
 from tvmopt.compiler.dump import Dumps
 from tvmopt.compiler.request import Request, model_files
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError
+from tvmopt.errors import InputError, compiled_already
 from tvmopt.files import check_writable
+from tvmopt.runtime.artifact import is_artifact
 from tvmopt.runtime.choice import titles
 from tvmopt.runtime.pool import check_threads
 from tvmopt.runtime.sizes import given_sizes
@@ -71,11 +73,15 @@ def check_output(emit: str, requests: Mapping[str, Request], output: str | Path 
     """Refuse what cannot be written, before anything is compiled.
 
     Raises:
-        InputError: there is no such form, or none of these targets, or the path cannot be written. MissingDependency:
-            a program that makes it is not installed.
+        ModelError: the model is a compiled one.
+        InputError: there is no such form, or none of these targets, or the path cannot be written.
+        MissingDependency: a program that makes it is not installed.
     """
     if emit not in EMITTED:
         raise InputError(f"there is nothing of the kind {emit!r} to write.", where="--emit", fix=" or ".join(EMITTED))
+    for source in {r.source for r in requests.values() if isinstance(r.source, str | os.PathLike)}:
+        if os.path.isfile(source) and is_artifact(Path(source)):  # its default output would be itself
+            raise compiled_already(os.fspath(source))
     if emit == "artifact":
         check_writable(output, reads=model_files(*(request.source for request in requests.values())))
     elif len(requests) > 1:

@@ -107,6 +107,7 @@ def make_report(
             *precision_notes(request.precision, lowered.log),
             *rounding_notes(lowered.log),
             *range_notes(imported),
+            *softmax_notes(request),
             *(f"the extension {e} took part" for e in extensions()),
         ),
         flow=flow,
@@ -121,7 +122,13 @@ def range_notes(imported: Imported) -> tuple[str, ...]:
     """What sizes the model takes, in one line for the report; nothing for a static one."""
     if not imported.ranges:
         return ()
-    told = ", ".join(f"{name} {known}" for name, known in imported.ranges.items())
+    told = ", ".join(f"{name} {known}" for name, known in imported.ranges.items() if known.min < known.max)
+    fixed = tuple(
+        f"the size {name} is fixed to {known.min}"
+        for name, known in imported.ranges.items() if known.min == known.max
+    )  # fmt: skip
+    if not told:
+        return fixed
     count = len(imported.conditions)
     named = (
         ", ".join(imported.conditions)
@@ -129,7 +136,17 @@ def range_notes(imported: Imported) -> tuple[str, ...]:
         else f"{count} conditions hold that `tvmopt inspect` lists"
     )
     conditions = f"; only where {named}" if count else ""
-    return (f"open sizes: {told}{conditions} (--shape NAME:MIN..MAX@BEST sets others)",)
+    return (f"open sizes: {told}{conditions} (--shape NAME:MIN..MAX@BEST sets others)", *fixed)
+
+
+def softmax_notes(request: Request) -> tuple[str, ...]:
+    """That a softmax was asked for of what is one already, a line for each such output."""
+    if not any("softmax" in text for text in request.postprocess.values()):
+        return ()
+    from tvmopt.preprocessing.behind import repeated
+
+    told = "comes from a Softmax in the model: a second one makes its scores nearly equal; leave softmax out"
+    return tuple(f"the output {name!r} {told}" for name in repeated(request.whole))
 
 
 def parameter_count(model: Any) -> int:

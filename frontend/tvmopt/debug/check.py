@@ -135,10 +135,20 @@ class Command:
             )
         try:
             re.compile(self.fail_regex)
+        except re.error as error:
+            raise InputError(
+                f"the regular expression cannot be parsed: {error}.",
+                where=f"--fail-regex {self.fail_regex!r}",
+                fix=f"one of Python's; the text itself is {re.escape(self.fail_regex)}",
+            ) from None
+        try:
             words = shlex.split(self.text)
-        except (re.error, ValueError) as error:
-            raise InputError(f"cannot be parsed: {error}", where=f"--check {self.text!r}") from None
-
+        except ValueError as error:
+            raise InputError(
+                f"the command cannot be parsed: {error}.",
+                where=f"--check {self.text!r}",
+                fix="close the quotes, as a shell wants them",
+            ) from None
         if shutil.which(words[0]) is None:
             raise InputError(
                 "the command cannot be run: there is no such program.",

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvmopt.compiler.request import model_files
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.graph import (
     Types,
@@ -52,7 +53,7 @@ def extract(
     """
     loaded, beside = read(model)
     before = len(loaded.graph.node)
-    check_writable(output)
+    check_writable(output, reads=model_files(model))
     if shape:
         bind_shapes(loaded.graph, shape)
     types: dict[str, onnx.TypeProto] = dict(infer_types(loaded))

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tvmopt.compiler.request import model_files
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.graph import infer_types, weights_of
 from tvmopt.dims import Shapes
@@ -60,7 +61,7 @@ def fold(
     """
     if limit < 0:
         raise InputError(f"the limit is {limit} bytes.", where="--limit", fix="0 or more")
-    check_writable(output)
+    check_writable(output, reads=model_files(model))
     loaded, beside = read(model)
     before = len(loaded.graph.node)
     if shape:

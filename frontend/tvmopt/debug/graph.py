@@ -132,6 +132,8 @@ def cut(
     for tensor in model.graph.initializer:
         if tensor.name in names and tensor.name not in given:
             copy_tensor(graph.initializer.add(), tensor)
+    if graph.initializer:
+        piece.ir_version = max(piece.ir_version, 4)  # before IR 4 every initialiser has to be an input too
     graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in names - given.keys())
     graph.output.extend(value_info(name, types) for name in outputs)
     border = {v.name for v in [*graph.input, *graph.output]}

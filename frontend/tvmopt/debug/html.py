@@ -19,8 +19,7 @@ def html(result: CompareResult) -> str:
 def body(result: CompareResult) -> str:
     """What stands below the title."""
     inputs = ", ".join(f"{n} {t}" for n, t in result.inputs.items())
-    verdict = "everything agrees" if result.ok else "there are differences"
-    parts = [f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{verdict}</b>.</p>"]
+    parts = [f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{escape(result.verdict)}</b>.</p>"]
     if result.blame:
         parts.append(f"<h2>Cause</h2><p><b>{escape(result.blame.kind)}</b>: {escape(result.blame.text)}</p>")
         if result.blame.experiments:

@@ -185,20 +185,40 @@ class CompareResult:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that ran agrees, layers included.
+        """Whether something ran, and everything that ran agrees, layers included.
 
         Constants of a second model may differ without harm; those of an artifact make its row wrong.
         """
-        return not any(r.status in ("wrong", "failed") for r in self.rows) and not any(t.culprit for t in self.traces)
+        return any(r.status == "ok" for r in self.rows) and not self.differs
+
+    @property
+    def differs(self) -> bool:
+        """Whether a row is wrong or failed, or a layer leaves its tolerance."""
+        return any(r.status in ("wrong", "failed") for r in self.rows) or any(t.culprit for t in self.traces)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The rows that could not run here, for want of a package or a device."""
+        return tuple(r.label for r in self.rows if r.status == "missing")
+
+    @property
+    def verdict(self) -> str:
+        """The answer, for people."""
+        absent = f"{', '.join(self.missing)} {'is' if len(self.missing) == 1 else 'are'} missing"
+        if self.differs:
+            return f"there are differences; {absent}" if self.missing else "there are differences"
+        if not self.ok:
+            return f"nothing was compared: {absent}" if self.missing else "nothing was compared"
+        return f"what ran agrees; {absent}" if self.missing else "everything agrees"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return asdict(self) | {"ok": self.ok}
+        return asdict(self) | {"ok": self.ok, "missing": self.missing}
 
 
 def result_from(data: dict[str, Any]) -> CompareResult:
     """A result from its plain data."""
-    plain = {k: v for k, v in data.items() if k != "ok"}
+    plain = {k: v for k, v in data.items() if k not in ("ok", "missing")}
     return CompareResult(
         **{
             **plain,

@@ -24,6 +24,7 @@ import onnx
 from tvmopt.amounts import check_seed, check_tolerance
 from tvmopt.analysis.feeds import arrays_of, completed
 from tvmopt.children import Progress
+from tvmopt.compiler.request import model_files
 from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import needed
@@ -108,6 +109,8 @@ def reduce(
     if inputs and not Path(inputs).is_file():
         raise InputError("cannot read the inputs: no such file.", where=str(inputs), fix="give an .npz of named arrays")
     check_writable(output)
+    beside = Path(output).with_suffix(".npz")  # where the inputs go
+    check_writable(output, beside, reads=[*model_files(model), *([inputs] if inputs else [])])
     answer = children.call(
         "tvmopt.debug.reduce:in_child",
         {

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import version_converter
 
+from tvmopt.compiler.request import model_files
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.fold import GROWTH, fold_model
 from tvmopt.debug.graph import SMALL, infer_types, needed, skeleton, value_info, weights_of
@@ -50,16 +51,17 @@ def sanitize(
     Raises:
         ModelError: the opset conversion failed.
     """
-    check_writable(output)
+    check_writable(output, reads=model_files(model))
     loaded, beside = read(model)
     before = len(loaded.graph.node)
     result, changes = copy_model(loaded), []
     if shape:
         bind_shapes(result.graph, shape)
+    changes += _stored_inputs(result)  # first: the conversion takes what is listed as an input for one
     if opset is not None:
         result, text = convert(result, opset)
         changes += text
-    changes += [t for step in (_stored_inputs, _bypass, _dead, _names) for t in step(result)]
+    changes += [t for step in (_bypass, _dead, _names) for t in step(result)]
     if fold:
         result, text = fold_model(result, GROWTH)
         changes += text + _dead(result)
@@ -81,11 +83,14 @@ def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, list[s
     if old == opset:
         return model, []
     slim = skeleton(model, SMALL)
-    kept = {t.name for t in slim.graph.initializer} | {v.name for v in slim.graph.input}
+    slim.ir_version = max(slim.ir_version, 4)  # before IR 4 the converter does not know a weight that is no input
+    shown = {t.name for t in slim.graph.initializer}
+    stripped = {n: t for n, t in weights_of(model).items() if n not in shown}
+    listed = {v.name for v in slim.graph.input}
     stand_ins = [
         onnx.helper.make_tensor_value_info(n, t.data_type, tuple(t.dims))
-        for n, t in weights_of(model).items()
-        if n not in kept
+        for n, t in stripped.items()
+        if n not in listed
     ]
     slim.graph.input.extend(stand_ins)
     try:
@@ -103,8 +108,8 @@ def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, list[s
     del result.graph.input[:]
     result.graph.input.extend(inputs)
     present = {t.name for t in result.graph.initializer}
-    for tensor in model.graph.initializer:
-        if tensor.name in names and tensor.name not in present:
+    for name, tensor in stripped.items():
+        if name not in present:
             copy_tensor(result.graph.initializer.add(), tensor)
     return result, [f"converted opset {old} to {opset}"]
 

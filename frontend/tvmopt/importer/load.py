@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from tvmopt.errors import ModelError, collect, first_line
+from tvmopt.errors import ModelError, collect, compiled_already, first_line
 from tvmopt.importer.external import LARGE, load_external
 from tvmopt.importer.inside import without_weights
 from tvmopt.importer.maps import maps, without_maps
@@ -110,8 +110,7 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
     if not data:
         raise ModelError("The model file is empty.", where=path, fix=DAMAGED)
     if data[:4] == b"PK\x03\x04":
-        told = "This is a compiled model, or another zip file; here an ONNX file is needed."
-        raise ModelError(told, where=path, fix="give the ONNX file that it was compiled from")
+        raise compiled_already(path)
     if data[4:8] == b"ORTM":
         told = "This is a model in onnxruntime's own format (.ort), and holds no graph of ONNX."
         raise ModelError(told, where=path, fix="give the ONNX file that it was converted from")

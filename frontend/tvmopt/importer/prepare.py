@@ -78,14 +78,14 @@ def prepare(
     """
     known = has_converter or _importer_table()
     skeleton, weights = _split(model)
+    inputs = [v for v in skeleton.graph.input if v.name not in weights]  # weights of IR 3 are listed, too
+    del skeleton.graph.input[:]
+    skeleton.graph.input.extend(inputs)
     bind_values(skeleton.graph, values or {})
     pairs.refuse_both(skeleton)
     weights.update((t.name, t) for t in skeleton.graph.initializer)
     del skeleton.graph.initializer[:]
-    inputs = [v for v in skeleton.graph.input if v.name not in weights]
-    del skeleton.graph.input[:]
-    skeleton.graph.input.extend(inputs)
-    roles = decoder.find(inputs, skeleton.graph.output)
+    roles = decoder.find(list(skeleton.graph.input), skeleton.graph.output)
     if roles:
         decoder.name_sizes(skeleton.graph.input, roles, shapes or {})
     symbols = bind_shapes(skeleton.graph, shapes or {})

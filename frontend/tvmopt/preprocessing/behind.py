@@ -60,6 +60,24 @@ def with_stages_behind(
     return named
 
 
+KEEPS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast"}
+"""Operators that hand on the numbers of their first input."""
+
+
+def repeated(model: onnx.ModelProto) -> list[str]:
+    """The outputs, with their stages written, whose softmax is one of what a Softmax of the model gave."""
+    made = {output: node for node in model.graph.node for output in node.output}
+    found = []
+    for node in model.graph.node:
+        if node.op_type == "Softmax" and node.name.startswith(f"{NODES}/"):
+            before = made.get(node.input[0])
+            while before is not None and before.op_type in KEEPS:
+                before = made.get(before.input[0])
+            if before is not None and before.op_type == "Softmax":
+                found.append(node.name.removeprefix(f"{NODES}/").removesuffix("/softmax"))
+    return found
+
+
 def _output(graph: onnx.GraphProto, name: str, text: str) -> onnx.ValueInfoProto:
     where = f"--postprocess {name + '=' if name else ''}{text}"
     told = ", ".join(f"'{v.name}' {describe_type(v.type)}" for v in graph.output)

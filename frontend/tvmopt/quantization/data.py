@@ -86,6 +86,13 @@ class Data:
         path = Path(self.path)
         if not path.exists():
             raise InputError("The data does not exist.", where=self.path, fix=NO_DATA)
+        pictures = path.is_dir() and any(p.suffix.lower() in PICTURES for p in path.iterdir())
+        if (self.mean, self.std) != (Data.mean, Data.std) and not pictures:
+            raise InputError(
+                "A mean and a standard deviation are of pictures, and there is none: arrays are taken as they are.",
+                where=self.path,
+                fix="leave --mean and --std out, or save the arrays with both applied",
+            )
         if not path.is_dir():
             yield from _rows(path, inputs)
             return
@@ -165,6 +172,12 @@ def _rows(file: Path, inputs: list[Input]) -> Iterator[tuple[str, Mapping[str, A
             name: (a[i] if whole else a[i * step : (i + 1) * step]) if a.ndim else a
             for name, (a, whole, step) in counts.items()
         }
+        if i == 0:
+            for one in inputs:
+                if _shaped(one, sample[one.name]) is None:
+                    a = counts[one.name][0]
+                    text = f"{_declared(one)}; this is {a.dtype}{list(a.shape)}, whose first axis counts samples."
+                    raise InputError(text, where=str(file), fix="give samples of the model's shape, one behind another")
         yield f"{file}, sample {i}", sample
 
 
@@ -189,13 +202,11 @@ def _fitted(one: Input, arrays: Mapping[str, Array], where: str, single: bool) -
         InputError: there is none, or it does not fit, or it is not finite.
     """
     array = _array_of(one, arrays, where, single)
-    if array.ndim == len(one.shape) - 1 and one.shape[0] in (1, None):
-        array = array[None]
-    fits = array.ndim == len(one.shape) and all(s in (None, d) for s, d in zip(one.shape, array.shape, strict=False))
-    if not fits:
-        sizes = "x".join("?" if d is None else str(d) for d in one.shape)
-        text = f"Input '{one.name}' is {one.dtype}[{sizes}]; this is {array.dtype}{list(array.shape)}."
+    shaped = _shaped(one, array)
+    if shaped is None:
+        text = f"{_declared(one)}; this is {array.dtype}{list(array.shape)}."
         raise InputError(text, where=where, fix="give samples of the model's shape")
+    array = shaped
     kind = np.dtype(one.dtype).kind
     if array.dtype.name != one.dtype and not (kind == "f" and array.dtype.kind == "f"):
         text = f"Input '{one.name}' is {one.dtype}; this is {array.dtype}."
@@ -203,6 +214,19 @@ def _fitted(one: Input, arrays: Mapping[str, Array], where: str, single: bool) -
     if kind == "f" and not np.isfinite(array).all():
         raise InputError(f"The data of input '{one.name}' has NaN or infinity.", where=where, fix="leave it out")
     return np.ascontiguousarray(array, dtype=one.dtype)
+
+
+def _shaped(one: Input, array: Array) -> Array | None:
+    """An array with the axes of an input; None where its shape does not fit."""
+    if array.ndim == len(one.shape) - 1 and one.shape[0] in (1, None):
+        array = array[None]
+    fits = array.ndim == len(one.shape) and all(s in (None, d) for s, d in zip(one.shape, array.shape, strict=True))
+    return array if fits else None
+
+
+def _declared(one: Input) -> str:
+    sizes = "x".join("?" if d is None else str(d) for d in one.shape)
+    return f"Input '{one.name}' is {one.dtype}[{sizes}]"
 
 
 def digest(feeds: Iterator[Feeds]) -> tuple[str, int]:
