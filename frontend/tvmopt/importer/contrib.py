@@ -62,7 +62,10 @@ class Expansion:
         Raises:
             Unknown: it is not known.
         """
-        return len(self.shape(name))
+        found = self.walk.open_shape(name)
+        if found is None:
+            raise Unknown(name)
+        return len(found)
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis, counted from the first.
@@ -218,13 +221,14 @@ def _mean(x: Expansion, value: str, data: str) -> str:
 
 def _softmax(x: Expansion, value: str, data: str) -> str:
     """Along one axis from opset 13 on, before over all axes from `axis` on."""
-    shape = x.shape(data)
-    axis = x.axis(x.get("axis", -1), len(shape))
+    rank = x.rank(data)
+    axis = x.axis(x.get("axis", -1), rank)
     if x.get("opset") < 13:
+        shape = x.shape(data)
         rows = int(np.prod(shape[:axis]))
         return x.reshape(x.op("Softmax", x.reshape(value, (rows, -1)), axis=1), shape)
-    order = [i for i in range(len(shape)) if i != axis] + [axis]
-    moved = x.op("Softmax", x.op("Transpose", value, perm=order), axis=len(shape) - 1)
+    order = [i for i in range(rank) if i != axis] + [axis]
+    moved = x.op("Softmax", x.op("Transpose", value, perm=order), axis=rank - 1)
     return x.op("Transpose", moved, perm=[int(i) for i in np.argsort(order)])
 
 

@@ -206,7 +206,7 @@ def evaluate(node: onnx.NodeProto, args: list[Array], elem_type: int, symbols: S
     try:
         args = [objects(a) for a in args]
         found = np.asarray(function(args, attributes(node), symbols), object)
-        if node.op_type == "Div" and elem_type in FLOATS and (found * args[1] != args[0]).any():
+        if node.op_type == "Div" and elem_type in FLOATS and np.any(found * args[1] != args[0]):
             return None
         if node.op_type == "Div" and elem_type in WHOLE:
             _keep_signs(args, symbols, node_name(node))

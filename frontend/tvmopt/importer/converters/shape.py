@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import helper
 from tvm import relax, te, tirx
 
-from tvmopt.dims import is_open
-from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
+from tvmopt.dims import Dim, Size, is_open
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least, index, within
 from tvmopt.importer.converters.padding import Mode, pad_open, positions
@@ -115,21 +116,24 @@ def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     b = Build(bb, ctx.name)
     depth_array = ctx.array(inputs[1], "depth")
     assert depth_array is not None
-    depth = int(np.ravel(depth_array)[0])
+    depth = np.ravel(depth_array)[0]
+    depth = depth if isinstance(depth, Dim) else int(depth)
     index = b.cast(inputs[0], "int64")
     shape = shape_of(index)
     axis = attrs.get("axis", -1) % (len(shape) + 1)
     column = b.reshape(index, (*shape[:axis], 1, *shape[axis:]))
-    column = b.where(b.less(column, 0), b.add(column, depth), column)
-    ramp = const(np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64")
+    column = b.where(b.less(column, 0), b.add(column, b.number(depth)), column)
+    ramp = b.reshape(b.arange(depth), [depth if i == axis else 1 for i in range(len(shape) + 1)])
     off, on = (b.reshape(b.slice(inputs[2], 0, i, i + 1), ()) for i in range(2))
     return relax.op.where(b.equal(column, ramp), on, off)
 
 
 def eye_like(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """EyeLike: a constant."""
-    shape = shape_of(inputs[0])
+    """EyeLike: a constant, unless a size is open."""
+    b, shape = Build(bb, ctx.name), shape_of(inputs[0])
     dtype = str(helper.tensor_dtype_to_np_dtype(attrs["dtype"])) if "dtype" in attrs else dtype_of(inputs[0])
+    if is_open(shape):
+        return b.cast(b.equal(_diagonals(b, shape), int(attrs.get("k", 0))), dtype)
     return const(np.eye(shape[0], shape[1], k=attrs.get("k", 0)), dtype)
 
 
@@ -262,8 +266,20 @@ def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     if k is None:
         return ctx.stock(inputs, attrs)
     rows, columns = shape_of(inputs[0])[-2:]
-    offset = int(np.clip(int(k.reshape(-1)[0]), -rows, columns))
+    first = k.reshape(-1)[0]
+    if isinstance(first, Dim):
+        b = Build(bb, ctx.name)
+        distance, bound = _diagonals(b, (rows, columns)), b.number(first)
+        inside = (b.greater_equal if attrs.get("upper", 1) else b.less_equal)(distance, bound)
+        return b.where(inside, inputs[0], like(0, inputs[0]))
+    offset = int(np.clip(int(first), -rows, columns))
     return (relax.op.triu if attrs.get("upper", 1) else relax.op.tril)(inputs[0], offset)
+
+
+def _diagonals(b: Build, shape: Sequence[Size]) -> Any:
+    """Of each element of a matrix the diagonal it lies on: its column less its row, int64."""
+    rows, columns = shape
+    return b.sub(b.reshape(b.arange(columns), (1, columns)), b.reshape(b.arange(rows), (rows, 1)))
 
 
 def cum_sum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

@@ -89,6 +89,10 @@ def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         return indexed.range_(bb, inputs, attrs, ctx)
     start, stop, step = (np.ravel(b)[0] for b in bounds if b is not None)
     known = ctx.output_types[0]
+    if known and isinstance(step, int | np.integer) and step < 0:  # TVM counts upwards only
+        b = Build(bb, ctx.name)
+        steps = b.mul(b.arange(known[1][0]), const(int(step), "int64"))
+        return b.cast(b.add(steps, b.number(start)), known[0])
     if known and isinstance(step, int | np.integer) and step > 0:  # none where it ends before it begins
         stop = start + known[1][0] * step
     return relax.op.arange(to_tvm(start), to_tvm(stop), to_tvm(step), dtype=known[0] if known else "int64")

@@ -51,10 +51,10 @@ def classic_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]
     if node.op_type == "FeatureVectorizer":
         return known(0, TensorProto.FLOAT, [row, sum(attrs.get("inputdimensions", ()))])
     index = walk.open_shape(node.input[1]) if node.op_type == "ArrayFeatureExtractor" else None
-    if not index:
+    if index is None:
         return {}
-    count = index[0]
-    for more in index[1:]:
+    count: Size = 1
+    for more in index:
         count = count * more
     return known(0, elem, [*(shape[:-1] or (1,)), count])
 

@@ -51,8 +51,10 @@ def range_(n: Node) -> Shapes | None:
     if any(v is None for v in values):
         return None
     start, limit, step = (v[0] for v in values if v)
-    if not isinstance(step, int) or step < 1:
+    if not isinstance(step, int) or step == 0:
         return None
+    if step < 0:  # downwards: as many as upwards from the limit
+        start, limit, step = limit, start, -step
     count = (limit - start + step - 1) // step  # of open sizes the call is refused where it is negative
     return [(n.walk.symbols.most_of(count, 0) if n.walk.symbols.is_decided(count) else count,)]
 

@@ -15,7 +15,7 @@ from tvmopt.importer.windows import windows
 
 def conv(n: Node, second: int = 1) -> Shapes | None:
     own, weight = n.shapes[0], n.shapes[second]
-    if own is None or weight is None or is_open(weight):
+    if own is None or weight is None or is_open(weight[1:]):
         return None
     return [(own[0], weight[0], *windows(n.attrs, own[2:], n.attrs.get("kernel_shape") or weight[2:]).out)]
 
