@@ -14,6 +14,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.sym import Analyzer
+from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 from tvmopt.scheduling.blocks import blocks_of, extents
@@ -57,7 +58,7 @@ def kernel_cost(func: tirx.PrimFunc) -> Cost:
     """
     flops, integer, looked_up = 0.0, 0.0, dict[str, float]()
     for block in blocks_of(func):
-        dims = extents(block)
+        dims = extents(block) or _folded(block)
         iterations = prod(dims or [0])
         variables: Fixed = {iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))}
         flops += iterations * (_operations(block.body, variables) + int(block.annotations.get("tvmopt.flops", 0)))
@@ -72,6 +73,20 @@ def kernel_cost(func: tirx.PrimFunc) -> Cost:
             size = prod(int(d) for d in shape) * _itemsize(dtype)
             total += min(size, looked_up.get(str(param.name), size))
     return Cost(flops, total, integer)
+
+
+def _folded(block: Any) -> list[int]:
+    """The extents of a block's variables where numbers stand in place of open sizes: `(32 + 3)//4`; [] if one is open.
+
+    >>> from tvm.tirx import FloorDiv, IntImm, IterVar, Var
+    >>> from types import SimpleNamespace
+    >>> tiles = FloorDiv(IntImm("int64", 35), IntImm("int64", 4))
+    >>> _folded(SimpleNamespace(iter_vars=[IterVar((0, tiles), "i", 0)]))
+    [8]
+    """
+    analyzer = Analyzer()
+    dims = [analyzer.simplify(iv.dom.extent) for iv in block.iter_vars]
+    return [int(d) for d in dims] if all(isinstance(d, tirx.IntImm) for d in dims) else []
 
 
 def _itemsize(dtype: str) -> float:
