@@ -14,7 +14,6 @@ from typing import Any
 
 from tvm import tirx
 from tvm.sym import Analyzer
-from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 from tvmopt.scheduling.blocks import blocks_of, extents
