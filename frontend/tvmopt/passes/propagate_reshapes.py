@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tvm import relax
 
+from tvmopt.lowering.common import same_size, same_sizes, sizes
 from tvmopt.operators.lookup import OP as LOOKUP
 from tvmopt.passes.graph import (
     Expr,
@@ -56,7 +60,7 @@ class PropagateReshapes(Rewrite):
         """Rewrite an operator whose first tensor operand is such a reshape."""
         name, out = op_name(value), shape(value)
         if self.ones:
-            return self._ones(graph, var, value) if out else None
+            return self._ones(graph, var, value) if sizes(value) else None
         if name == "reshape":
             return self._raise(graph, var, value)
         if out is None or not out or (name not in ("matmul", *NORMS) and not _pointwise(graph, value)):
@@ -79,26 +83,26 @@ class PropagateReshapes(Rewrite):
 
     def _ones(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Move a reshape that only adds or removes axes of 1 below an operator of single elements; cancel a pair."""
-        out = shape(value) or ()
+        out = sizes(value) or ()
         inner = graph.call(value.args[0], "reshape") if op_name(value) == "reshape" else None
-        if inner is not None and shape(inner.args[0]) == out and _long(shape(inner)) == _long(out):
+        if inner is not None and _same(sizes(inner.args[0]), out) and _same(_long(sizes(inner)), _long(out)):
             self.applied(var, "identity")
             return inner.args[0]
         if not _pointwise(graph, value):
             return None
-        calls = [graph.call(a, "reshape") if shape(a) == out else None for a in value.args]
-        sources = [c.args[0] if c is not None and _long(shape(c.args[0])) == _long(out) else None for c in calls]
-        base = next((shape(s) for s in sources if s is not None), None)
+        calls = [graph.call(a, "reshape") if _same(sizes(a), out) else None for a in value.args]
+        sources = [c.args[0] if c is not None and _same(_long(sizes(c.args[0])), _long(out)) else None for c in calls]
+        base = next((sizes(s) for s in sources if s is not None), None)
         if base is None:
             return None
         new = []
         for number, (arg, source) in enumerate(zip(value.args, sources, strict=True)):
-            dims = shape(arg)
-            if source is not None and shape(source) == base:
+            dims = sizes(arg)
+            if source is not None and _same(sizes(source), base):
                 new.append(source)
             elif dims is None or not dims or (number and op_name(value) == LOOKUP):  # a table has no axes of the result
                 new.append(arg)
-            elif dims != out or graph.is_const(arg):
+            elif not _same(dims, out) or graph.is_const(arg):
                 new.append(relax.op.reshape(arg, _against(dims, out, base)))
             else:
                 return None
@@ -168,19 +172,24 @@ class PropagateReshapes(Rewrite):
         return new
 
 
-def _long(dims: tuple[int, ...] | None) -> list[int]:
-    return [n for n in dims or () if n != 1]
+def _same(a: Sequence[Any] | None, b: Sequence[Any] | None) -> bool:
+    """Whether two shapes are known and the same, open sizes included."""
+    return a is not None and b is not None and same_sizes(a, b)
 
 
-def _against(dims: tuple[int, ...], out: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:
+def _long(dims: Sequence[Any] | None) -> list[Any]:
+    return [n for n in dims or () if not same_size(n, 1)]
+
+
+def _against(dims: tuple[Any, ...], out: tuple[Any, ...], base: tuple[Any, ...]) -> tuple[Any, ...]:
     """The shape against `base` of what has `dims` against `out`, which differs from it by axes of 1.
 
     >>> _against((12, 1), (2, 12, 37), (2, 12, 1, 37)), _against((1, 12, 1, 1), (1, 12, 1, 9), (1, 12, 9))
     ((1, 12, 1, 1), (1, 12, 1))
     """
     full = (1,) * (len(out) - len(dims)) + dims
-    left = iter([own for own, n in zip(full, out, strict=True) if n != 1])
-    return tuple(1 if n == 1 else next(left) for n in base)
+    left = iter([own for own, n in zip(full, out, strict=True) if not same_size(n, 1)])
+    return tuple(1 if same_size(n, 1) else next(left) for n in base)
 
 
 def _on(value: Expr, args: list[Expr]) -> Expr:

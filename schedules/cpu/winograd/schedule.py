@@ -123,14 +123,14 @@ def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
     """Strips of one row of tiles, in blocks of 8, 4, 2 and single tiles, each with all panels. As at known sizes there
     are threads in any case: LLVM takes seconds for each form.
 
-    A window along the columns alone has rows of single pixels, which may be fewer than a tile: a tile then computes
-    one. Cores share the panels of what has few rows.
+    A window along the columns alone has rows of single pixels, mostly long ones: blocks of 8 and 2 tiles do, and single
+    pixels, of which there may be fewer than a tile computes. Cores share the panels of what has few rows.
     """
     flat = problem.high == 1
     chunk = problem.panels
     if flat:
         chunk = max(d for d in divisors(problem.panels) if d <= max(1, problem.panels // machine.cores))
-    widths = tuple(problem.wide * tiles for tiles in (8, 4, 2, 1))
+    widths = tuple(problem.wide * tiles for tiles in ((8, 2) if flat else (8, 4, 2, 1)))
     return PixelTiles(
         (*widths, 1) if flat else widths,
         lambda tile: {
