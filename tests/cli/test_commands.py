@@ -204,6 +204,17 @@ def test_strip_and_refit(folder: Path, tmp_path: Path) -> None:
     assert tvmopt("run", stripped).returncode == 0
 
 
+def test_refit_without_verification_says_so(folder: Path, tmp_path: Path) -> None:
+    """What was found of the weights before is not told of the new ones."""
+    done = tvmopt("refit", folder / "small.tvmopt", folder / "small.onnx", "-o", tmp_path / "r.tvmopt", "--no-verify")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "not verified")
+    for command in ("explain", "inspect"):
+        told = tvmopt(command, tmp_path / "r.tvmopt").stdout
+        assert "not verified" in told and "agrees with" not in told and "hardly vary" not in told
+    again = tvmopt("refit", tmp_path / "r.tvmopt", folder / "small.onnx")
+    assert "agrees with float64 and onnxruntime" in again.stdout
+
+
 def test_targets() -> None:
     listed = tvmopt("targets", "list").stdout
     for name in names():

@@ -48,6 +48,15 @@ AT_ONCE = 1 << 28
 """Weights of a model up to which its references run while it is compiled: both need memory for several copies."""
 
 
+UNVERIFIED = "not verified: "
+UNVARYING = "the outputs hardly vary (untrained weights?): that they agree proves little"
+
+
+def of_numbers(warning: str) -> bool:
+    """Whether a report's warning is verification's, which other weights make untrue."""
+    return warning.startswith(UNVERIFIED) or warning == UNVARYING
+
+
 def early(machine: Machine) -> bool:
     """Whether an artifact for this machine will be verified by this one's processor, as far as that is known before it
     is compiled."""
@@ -119,9 +128,9 @@ def verified(
         accuracy = found.as_accuracy()
     warnings = report.warnings
     if not accuracy["verified"]:
-        warnings += (f"not verified: {accuracy['reason']}",)
+        warnings += (UNVERIFIED + accuracy["reason"],)
     elif accuracy["degenerate"]:
-        warnings += ("the outputs hardly vary (untrained weights?): that they agree proves little",)
+        warnings += (UNVARYING,)
     report = replace(report, accuracy=accuracy, warnings=warnings)
     kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
     return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report
