@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tvmopt.analysis.told import numberless
 from tvmopt.cli.common import (
     escape,
     out,
@@ -173,6 +174,8 @@ def render_result(result: Any) -> None:
             f"[yellow]note:[/] {escape(bad.node)} ({bad.operator}) makes {bad.nan} NaN and {bad.inf} Inf "
             "of finite inputs, in the reference too"
         )
+    if result.numberless:
+        out.print(f"[yellow]note:[/] {escape(numberless(result.numberless))}")
     for text in result.structure:
         out.print(f"[yellow]note:[/] {escape(text)}")
     for one in result.constants[:5]:
@@ -195,8 +198,8 @@ def render_result(result: Any) -> None:
         )
         if result.repro.command:
             out.print(f"  {escape(result.repro.command)}")
-    verdict = "[green]everything agrees[/]" if result.ok else "[red]there are differences[/]"
-    out.print(f"{verdict}, {result.seconds:.0f} s")
+    colour = "red" if not result.ok else "green" if result.compared else "yellow"
+    out.print(f"[{colour}]{result.verdict}[/], {result.seconds:.0f} s")
 
 
 def _trace(trace: Any) -> None:

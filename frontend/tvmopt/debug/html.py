@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
+from tvmopt.analysis.told import numberless
 from tvmopt.debug.records import CompareResult, Trace
 
 FLOOR = 1e-9
@@ -19,8 +20,7 @@ def html(result: CompareResult) -> str:
 def body(result: CompareResult) -> str:
     """What stands below the title."""
     inputs = ", ".join(f"{n} {t}" for n, t in result.inputs.items())
-    verdict = "everything agrees" if result.ok else "there are differences"
-    parts = [f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{verdict}</b>.</p>"]
+    parts = [f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{result.verdict}</b>.</p>"]
     if result.blame:
         parts.append(f"<h2>Cause</h2><p><b>{escape(result.blame.kind)}</b>: {escape(result.blame.text)}</p>")
         if result.blame.experiments:
@@ -38,7 +38,8 @@ def body(result: CompareResult) -> str:
             f'<p class="note">{escape(bad.node)} ({escape(bad.operator)}) makes {bad.nan} NaN and '
             f"{bad.inf} Inf of finite inputs, in the reference too.</p>"
         )
-    parts += [f'<p class="note">{escape(text)}</p>' for text in result.structure]
+    notes = [*([numberless(result.numberless)] if result.numberless else []), *result.structure]
+    parts += [f'<p class="note">{escape(text)}</p>' for text in notes]
     if result.constants:
         cells = [
             (

@@ -191,6 +191,24 @@ class CompareResult:
         """
         return not any(r.status in ("wrong", "failed") for r in self.rows) and not any(t.culprit for t in self.traces)
 
+    @property
+    def numberless(self) -> tuple[str, ...]:
+        """The outputs in which the reference has no number, so that nothing of them was compared."""
+        return tuple(dict.fromkeys(o.name for row in self.rows for o in row.outputs if not o.numbers))
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was a number to compare, or an engine failed."""
+        outputs = [o for row in self.rows for o in row.outputs]
+        return not self.ok or not outputs or any(o.numbers for o in outputs)
+
+    @property
+    def verdict(self) -> str:
+        """The result in two or three words."""
+        if not self.compared:
+            return "nothing was compared"
+        return "everything agrees" if self.ok else "there are differences"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return asdict(self) | {"ok": self.ok}
