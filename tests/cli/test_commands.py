@@ -331,6 +331,40 @@ def test_a_signal_from_outside_is_taken_as_ctrl_c_is(
     assert not list(tmp_path.iterdir())
 
 
+THROUGH = """
+import os, signal, sys
+import tvm_ffi
+import tvmopt.api, tvmopt.tuning.driver
+from tvmopt.__main__ import main
+number, place = int(sys.argv.pop(1)), sys.argv.pop(1)
+def pressed(*_, **__):
+    if place == "ffi":
+        tvm_ffi.convert(lambda: os.kill(os.getpid(), number))()
+    try:
+        os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        raise ImportError("numpy._core.umath failed to import")
+tvmopt.tuning.driver.imported_module = tvmopt.api.compile_isolated = pressed
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["ffi", "import"])
+@pytest.mark.parametrize("command", ["tune", "compile"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_became_another_exception(
+    number: signal.Signals, command: str, place: str, folder: Path
+) -> None:
+    """TVM's FFI makes a RuntimeError of it, modules that are being imported an ImportError."""
+    words = [sys.executable, "-c", THROUGH, str(int(number)), place, command, str(folder / "small.onnx")]
+    words += ["--list-tasks"] if command == "tune" else []
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    how = "interrupted" if number == signal.SIGINT else "interrupted by SIGTERM"
+    left = "what was measured is kept, and the same command goes on from there" if command == "tune" else ""
+    assert (done.returncode, done.stderr) == (128 + number, f"{how}; {left or 'nothing was written'}\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals, folder: Path, tmp_path: Path) -> None:
     """As SIGHUP is behind `nohup`."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmopt import ending
 from tvmopt.amounts import check_seed
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.children import Progress
@@ -194,6 +195,10 @@ def _searched(tuner: Tuner) -> bool:
     try:
         tuner.run()
     except KeyboardInterrupt:
+        return False
+    except Exception:  # what TVM's FFI makes of Ctrl-C
+        if not ending.interrupted():
+            raise
         return False
     return True
 
