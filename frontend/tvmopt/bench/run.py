@@ -73,7 +73,7 @@ class Settings:
 
 
 def bench(
-    models: Sequence[str | Path],
+    models: str | Path | Sequence[str | Path],
     settings: Settings | None = None,
     *,
     plan: Plan | None = None,
@@ -85,7 +85,7 @@ def bench(
     """Time engines on models, interleaved, after comparing their outputs.
 
     Args:
-        models: ONNX files, or tvmopt artifacts (then `source` is the ONNX file for the other engines).
+        models: ONNX files, or tvmopt artifacts (then `source` is the ONNX file for the other engines); or one of them.
         finished: called with each case as soon as it is done.
 
     Returns:
@@ -94,6 +94,7 @@ def bench(
     Raises:
         InputError: an unknown engine, a missing file, a batch for a model whose batch is fixed.
     """
+    models = [models] if isinstance(models, str | Path) else models
     settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
     for spec in settings.engines:
         name, options = parse(spec)
