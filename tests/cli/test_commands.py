@@ -532,3 +532,14 @@ def test_no_result_replaces_what_is_read(words: tuple[str, ...], folder: Path, t
     assert done.returncode == 2, done.stdout
     assert "would replace" in done.stderr or "to one file" in done.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("words", [("--threads", "64"), ()])
+def test_more_threads_than_cores_are_told(
+    words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever they are asked for."""
+    monkeypatch.setattr("tvmopt.targets.detect.usable_cores", lambda: 2)
+    monkeypatch.setenv("TVM_NUM_THREADS", "64" if not words else "2")
+    done = tvmopt("run", folder / "small.tvmopt", *words)
+    assert done.returncode == 0 and "share 2 cores" in done.stderr, done.stderr

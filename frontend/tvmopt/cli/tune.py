@@ -68,7 +68,7 @@ def command(
     if list_tasks:
         _list(model, target, precision, shapes, threads, only, as_json)
         return
-    if target == "cpu" and not rpc_tracker and not ray:
+    if threads is not None and target == "cpu" and not rpc_tracker and not ray:
         many_threads(threads)
     show = observer()
     runner = _elsewhere(target, threads, rpc_tracker, rpc_key, ray, show)
