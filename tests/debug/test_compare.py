@@ -240,3 +240,11 @@ def test_nan_alone_is_no_agreement(tmp_path: Path) -> None:
     assert "every value of y is NaN or infinite: nothing was compared there; give inputs" in done.stdout
     assert done.stdout.splitlines()[-2].startswith("nothing was compared") and "Warning" not in done.stderr
     assert "nothing was compared" in (tmp_path / "c.html").read_text()
+
+
+def test_a_tolerance_below_rounding_is_to_blame_itself(folder: Path, tmp_path: Path) -> None:
+    """Nothing is searched for, and no file is written."""
+    found = compare(folder / "good.onnx", rtol=1e-12, repro=tmp_path / "r.onnx")
+    assert not found.ok and found.rows[0].status == "wrong"
+    assert found.blame is not None and found.blame.kind == "tolerance" and "rounding" in found.blame.text
+    assert found.repro is None and not (tmp_path / "r.onnx").exists()

@@ -26,6 +26,12 @@ class Row:
     outputs: tuple[OutputComparison, ...] = ()
 
     @property
+    def within_rounding(self) -> bool:
+        """Whether rounding explains the differences: only the tolerance that was asked for does not allow them."""
+        wrong = [o for o in self.outputs if not o.ok]
+        return bool(wrong) and all(o.problem == "differs" and 0 < o.excess <= 1 for o in wrong)
+
+    @property
     def needed(self) -> float:
         """The relative tolerance that would pass."""
         return max((o.needed for o in self.outputs), default=0.0)
@@ -125,7 +131,7 @@ class Blame:
     Attributes:
         kind: ``"pass"``, ``"kernel"``, ``"algorithm"``, ``"record"``, ``"precision"``, ``"constant"``,
         ``"node"``,
-            ``"converter"``, ``"engine"``, ``"fusion"`` or ``"unknown"``.
+            ``"converter"``, ``"engine"``, ``"fusion"``, ``"tolerance"`` or ``"unknown"``.
         name: which one.
         text: a sentence.
         experiments: what was tried.
