@@ -39,7 +39,7 @@ def handlers() -> dict[int, Callable[[int, Any], Any]]:
         number: interrupt for number in ENDING if signal.getsignal(number) is signal.SIG_DFL
     }
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        found[signal.SIGINT] = signal.default_int_handler  # asyncio replaces this one only
+        found[signal.SIGINT] = press
     return found
 
 
@@ -52,9 +52,24 @@ def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
 
+def press(number: int, frame: Any) -> None:
+    """The handler of Ctrl-C: Python's own, and it is remembered."""
+    _received.append((number, time.monotonic()))
+    signal.default_int_handler(number, frame)
+
+
+def interrupted() -> bool:
+    """Whether a signal interrupted this process, Ctrl-C's among them.
+
+    Its KeyboardInterrupt may arrive as another exception: TVM's FFI makes a RuntimeError of it where it was raised in a
+    function that C++ called, and a module whose import it ended an ImportError.
+    """
+    return bool(_received)
+
+
 def received() -> signal.Signals | None:
     """The signal from outside that interrupted this process first; None where there was none, or Ctrl-C alone."""
-    return signal.Signals(_received[0][0]) if _received else None
+    return next((signal.Signals(number) for number, _ in _received if number != signal.SIGINT), None)
 
 
 def abandon() -> None:

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import helper
 
+import tvmopt
 from tests.analysis.conftest import PEAKS
+from tests.debug.nets import info, model, saved, weight
 from tvmopt.analysis import profile as module
 from tvmopt.analysis import recorder
 from tvmopt.analysis.advice import advise, amdahl
@@ -250,3 +253,13 @@ def test_what_was_observed_is_the_floor_of_bench_too(tmp_path):
     measured = replace(measure_peaks(1, cache=tmp_path), raised={})
     remember(measured.at_least({"fp32": 1e15}, {}, "observed"), cache=tmp_path)
     assert measure_peaks(1, cache=tmp_path).floor(1e15, 1.0) == pytest.approx(1.0)
+
+
+def test_open_sizes_have_no_work_by_definition(tmp_path):
+    """Nodes of open sizes would count as no work, and the rest as all of it."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "open"), helper.make_node("Sin", ["s"], ["z"], "known")]
+    inputs, outputs = [info("x", "n", 64), info("s", 4, 8)], [info("y", "n", 32), info("z", 4, 8)]
+    path = saved(model(nodes, inputs, outputs, [weight("w", 64, 32)]), tmp_path / "open.onnx")
+    tvmopt.compile(path, output=tmp_path / "open.tvmopt", verify=False)
+    found = profile(tmp_path / "open.tvmopt", threads=1, runs=2, seconds=0.05, peaks=PEAKS)
+    assert found.onnx_flops == 0 and found.flops > 0

@@ -11,9 +11,11 @@ import numpy as np
 import onnx
 import psutil
 import pytest
+from onnx import helper
 
 import tvmopt
 from tests.runtime.small import small_model
+from tvmopt.analysis.comparator import compare
 from tvmopt.analysis.trials import OPEN, Checked, nodes_in_loops, seconds_of, sizes_to_try
 from tvmopt.analysis.verify import Verification, verify
 from tvmopt.compiler import accuracy
@@ -57,6 +59,39 @@ def test_the_verdict_is_the_same_whenever_it_begins(model: Path, compiled: Artif
     assert early == late
     assert early.ok and [t.seed for t in early.trials] == [0, 1, 2, 3, 4, 5, 6]
     assert [t.reference for t in early.trials[:1]] == ["float64"] and early.trials[0].compared > 0
+
+
+def no_numbers(path: Path, partly: bool = False) -> Path:
+    """A model with Log of a negative number as its output, and a second output of numbers if `partly`."""
+    x, y, z = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [4, 9]) for n in "xyz")
+    low = helper.make_tensor("low", onnx.TensorProto.FLOAT, [], [-1.0])
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["z"]), helper.make_node("Mul", ["z", "low"], ["n"]),
+        helper.make_node("Sub", ["n", "z"], ["m"]), helper.make_node("Sub", ["m", "one"], ["l"]),
+        helper.make_node("Log", ["l"], ["y"]),
+    ]  # fmt: skip
+    one = helper.make_tensor("one", onnx.TensorProto.FLOAT, [], [1.0])
+    graph = helper.make_graph(nodes, "g", [x], [y, z] if partly else [y], [low, one])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_outputs_without_a_number_are_not_verified(tmp_path: Path) -> None:
+    """That NaN agrees with NaN says nothing; one output of several is named."""
+    every = tvmopt.compile(no_numbers(tmp_path / "all.onnx")).report
+    assert not every.accuracy["verified"] and "every value of every output was NaN" in every.accuracy["reason"]
+    assert any("tvmopt compare MODEL.onnx FILE.tvmopt -i NAME=FILE.npy" in w for w in every.warnings)
+    some = tvmopt.compile(no_numbers(tmp_path / "some.onnx", partly=True)).report
+    assert some.accuracy["verified"] and some.accuracy["numberless"] == ["y"]
+    assert sum("NaN or infinite of y, which is not verified" in w for w in some.warnings) == 1
+
+
+def test_outputs_with_some_numbers_are_verified(model: Path, compiled: Artifact) -> None:
+    accuracy = verify(compiled, model).as_accuracy()
+    assert accuracy["verified"] and "numberless" not in accuracy
+    half = np.array([np.nan, 1.0], np.float32)
+    assert not compare({"y": half}, {"y": half}).numberless
+    assert compare({"y": half[:1]}, {"y": half[:1]}).numberless == ("y",)
 
 
 def test_a_lack_of_memory_is_told_before_the_system_ends_a_process(

@@ -329,3 +329,8 @@ def test_a_heading_starts_a_line_of_its_own(monkeypatch):
         show("launch 2 of 6")
     line = next(line for line in screen.getvalue().splitlines() if "HEADING" in line)
     assert "launch" not in line.rpartition("\x1b[2K")[2].rpartition("HEADING")[0]
+
+
+def test_one_model_is_no_list_of_letters(tmp_path):
+    with pytest.raises(InputError, match=r"missing\.onnx"):
+        bench(str(tmp_path / "missing.onnx"), Settings(floor=False))

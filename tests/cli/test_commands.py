@@ -205,6 +205,17 @@ def test_strip_and_refit(folder: Path, tmp_path: Path) -> None:
     assert tvmopt("run", stripped).returncode == 0
 
 
+def test_refit_without_verification_says_so(folder: Path, tmp_path: Path) -> None:
+    """What was found of the weights before is not told of the new ones."""
+    done = tvmopt("refit", folder / "small.tvmopt", folder / "small.onnx", "-o", tmp_path / "r.tvmopt", "--no-verify")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "not verified")
+    for command in ("explain", "inspect"):
+        told = tvmopt(command, tmp_path / "r.tvmopt").stdout
+        assert "not verified" in told and "agrees with" not in told and "hardly vary" not in told
+    again = tvmopt("refit", tmp_path / "r.tvmopt", folder / "small.onnx")
+    assert "agrees with float64 and onnxruntime" in again.stdout
+
+
 def test_targets() -> None:
     listed = tvmopt("targets", "list").stdout
     for name in names():
@@ -355,6 +366,40 @@ def test_a_signal_from_outside_is_taken_as_ctrl_c_is(
     assert done.stderr == f"interrupted by {number.name}; nothing was written\n"
     assert done.returncode == 128 + number
     assert not list(tmp_path.iterdir())
+
+
+THROUGH = """
+import os, signal, sys
+import tvm_ffi
+import tvmopt.api, tvmopt.tuning.driver
+from tvmopt.__main__ import main
+number, place = int(sys.argv.pop(1)), sys.argv.pop(1)
+def pressed(*_, **__):
+    if place == "ffi":
+        tvm_ffi.convert(lambda: os.kill(os.getpid(), number))()
+    try:
+        os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        raise ImportError("numpy._core.umath failed to import")
+tvmopt.tuning.driver.module_at = tvmopt.api.compile_isolated = pressed
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["ffi", "import"])
+@pytest.mark.parametrize("command", ["tune", "compile"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_became_another_exception(
+    number: signal.Signals, command: str, place: str, folder: Path
+) -> None:
+    """TVM's FFI makes a RuntimeError of it, modules that are being imported an ImportError."""
+    words = [sys.executable, "-c", THROUGH, str(int(number)), place, command, str(folder / "small.onnx")]
+    words += ["--list-tasks"] if command == "tune" else []
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    how = "interrupted" if number == signal.SIGINT else "interrupted by SIGTERM"
+    left = "what was measured is kept, and the same command goes on from there" if command == "tune" else ""
+    assert (done.returncode, done.stderr) == (128 + number, f"{how}; {left or 'nothing was written'}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -524,3 +569,14 @@ def test_no_result_replaces_what_is_read(words: tuple[str, ...], folder: Path, t
     assert done.returncode == 2, done.stdout
     assert "would replace" in done.stderr or "to one file" in done.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("words", [("--threads", "64"), ()])
+def test_more_threads_than_cores_are_told(
+    words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever they are asked for."""
+    monkeypatch.setattr("tvmopt.targets.detect.usable_cores", lambda: 2)
+    monkeypatch.setenv("TVM_NUM_THREADS", "64" if not words else "2")
+    done = tvmopt("run", folder / "small.tvmopt", *words)
+    assert done.returncode == 0 and "share 2 cores" in done.stderr, done.stderr

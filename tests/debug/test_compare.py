@@ -238,3 +238,24 @@ def test_precision_is_blamed_and_the_command_repeats_it(folder: Path) -> None:
     assert found.blame is not None and (found.blame.kind, found.blame.name) == ("precision", "bf16")
     assert found.repro is not None and found.repro.command.endswith("--precision bf16 --rtol 1e-05")
     assert len(found.repro.nodes) == 1
+
+
+def test_nan_alone_is_no_agreement(tmp_path: Path) -> None:
+    """Nothing but places is compared where the reference has no number: no NumPy warning, and no "agrees"."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"], "m"), helper.make_node("Softmax", ["m"], ["y"], "softmax")]
+    saved(model(nodes, [info("x", 4, 8)], [info("y", 4, 16)], [weight("w", 8, 16)]), tmp_path / "m.onnx")
+    np.save(tmp_path / "nan.npy", np.full((4, 8), np.nan, "float32"))
+    given = (tmp_path / "m.onnx", "-i", f"x={tmp_path / 'nan.npy'}", "--html", tmp_path / "c.html")
+    done = command("compare", *given)
+    assert done.returncode == 0 and "agrees" not in done.stdout, done.stdout
+    assert "every value of y is NaN or infinite: nothing was compared there; give inputs" in done.stdout
+    assert done.stdout.splitlines()[-2].startswith("nothing was compared") and "Warning" not in done.stderr
+    assert "nothing was compared" in (tmp_path / "c.html").read_text()
+
+
+def test_a_tolerance_below_rounding_is_to_blame_itself(folder: Path, tmp_path: Path) -> None:
+    """Nothing is searched for, and no file is written."""
+    found = compare(folder / "good.onnx", rtol=1e-12, repro=tmp_path / "r.onnx")
+    assert not found.ok and found.rows[0].status == "wrong"
+    assert found.blame is not None and found.blame.kind == "tolerance" and "rounding" in found.blame.text
+    assert found.repro is None and not (tmp_path / "r.onnx").exists()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
-from tvmopt.dims import Range
+from tvmopt.dims import Dim, Range
 from tvmopt.errors import InputError
 from tvmopt.runtime.model import Model
+from tvmopt.runtime.sizes import OpenSizes
+from tvmopt.runtime.tensors import TensorInfo
 
 TABLE = 40
 
@@ -225,3 +228,17 @@ def test_random_calls_stay_in_their_buffers_and_allocate_nothing(path: Path, gua
     found = json.loads(done.stdout)
     assert (found["right"], found["refused"], found["written outside"]) == (40, 20, 0)
     assert found["allocations of two largest calls"] > 0 and found["allocations after them"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(1, "--shape batch:1, for that size alone"), (20, "--shape batch:2..20@2")]
+)
+def test_a_size_out_of_range_is_told_a_shape_that_compiles(size: int, words: str) -> None:
+    """Below the smallest one a range may not be what the model allows: it was refused when it was followed."""
+    info = TensorInfo("x", (Dim.symbol("batch"), 3), "float32")
+    sizes = OpenSizes(
+        SimpleNamespace(symbols={"batch": Range(2, 16, 2)}, model="m", inputs=(info,), conditions=("2 <= batch",))
+    )
+    with pytest.raises(InputError) as raised:
+        sizes.bind([(size, 3)])
+    assert raised.value.fix.endswith(words)

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,12 +20,14 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import tvmopt
+from tests.cli.command import tvmopt as tvmopt_command
 from tests.waiting import until
+from tvmopt.analysis.samples import sample_inputs
 from tvmopt.cli.tune import app
 from tvmopt.errors import InputError, TuningError
 from tvmopt.targets import Machine
-from tvmopt.tuning import logs
-from tvmopt.tuning.driver import choose, imported_module, parse_duration, refuse_foreign, tasks_of
+from tvmopt.tuning import driver, logs
+from tvmopt.tuning.driver import choose, imported_module, parse_duration, refuse_foreign, tasks_of, tune
 from tvmopt.tuning.record import Candidate, Key, Record, Verdict, fingerprint, log_name
 from tvmopt.tuning.store import Store
 
@@ -176,3 +179,42 @@ def test_another_machine_is_refused_without_boards() -> None:
         refuse_foreign(replace(wider, features=(*wider.features, "avx10")))
     with pytest.raises(TuningError, match="lacks sm_90"):
         refuse_foreign(Machine.load("nvidia-h100"))
+
+
+@pytest.mark.parametrize("words", [("--budget", "0"), ("--budget", "0s"), ("--trials", "0")])
+def test_a_budget_of_nothing_is_refused(model: Path, words: tuple[str, ...], tmp_path: Path) -> None:
+    """It was taken for none, which is much."""
+    done = tvmopt_command("tune", model, "--store", tmp_path / "s.db", *words)
+    assert done.returncode == 2 and words[0] in done.stderr, done.stderr
+    with pytest.raises(InputError, match="nothing would be measured"):
+        tune(model, **{words[0].strip("-"): int(words[1][0])}, store=tmp_path / "s.db")
+
+
+@pytest.fixture(scope="module")
+def open_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with open rows."""
+    proto = onnx.load(model)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "rows"
+    path = tmp_path_factory.mktemp("open") / "open.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def test_onnxruntime_is_timed_at_the_sizes_that_are_tuned(
+    open_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever name they are given, and open ones as they are named; a note says how such kernels are used."""
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        driver, "sample_inputs", lambda infos: seen.extend(i.shape for i in infos) or sample_inputs(infos)
+    )
+    options: dict[str, Any] = {"trials": 1, "generic": False, "compare": False, "threads": 1, "only": "second"}
+    by_input = tune(open_model, shape={"x": (40, 96)}, store=tmp_path / "a.db", **options)
+    by_size = tune(open_model, shape={"rows": (48,)}, store=tmp_path / "b.db", **options)
+    left_open = tune(open_model, store=tmp_path / "c.db", **options)
+    assert seen[:2] == [(40, 96), (48, 96)]
+    assert by_input.onnxruntime > 0 and by_size.onnxruntime > 0
+    assert not by_input.warnings and not by_size.warnings
+    told = f"compile the model with --shape x:{'x'.join(map(str, seen[2]))}"
+    assert any("kernels of open sizes are not tuned" in w and told in w for w in left_open.warnings)

@@ -70,6 +70,7 @@ class OutputComparison:
         spread: largest minus smallest value of the reference.
         peer_error: the largest error of onnxruntime against the same reference; -1 where it is not known.
         excess: the error over what is allowed, at the worst place.
+        numbers: whether the reference has any; where it is NaN and infinities alone, only their places were compared.
     """
 
     name: str
@@ -86,6 +87,7 @@ class OutputComparison:
     spread: float = 0.0
     peer_error: float = -1.0
     excess: float = 0.0
+    numbers: bool = True
 
     @property
     def ok(self) -> bool:
@@ -122,6 +124,11 @@ class Comparison:
     def max_error(self) -> float:
         """The largest error over all outputs, relative to the scale of its output."""
         return max((o.max_error / (o.scale or 1.0) for o in self.outputs), default=0.0)
+
+    @property
+    def numberless(self) -> tuple[str, ...]:
+        """The outputs in which the reference has no number."""
+        return tuple(o.name for o in self.outputs if not o.numbers)
 
     @property
     def degenerate(self) -> bool:
@@ -213,6 +220,7 @@ def _compare(name: str, expected: Array, found: Array, allowed: float, atol: flo
         float(a[worst].real),
         float(b[worst].real),
         float(np.ptp(np.where(finite, a.real, a.real[finite].mean() if finite.any() else 0))),
+        numbers=bool(finite.any()),
     )
 
 

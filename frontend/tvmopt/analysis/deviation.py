@@ -160,7 +160,7 @@ def deviation(
     ratio, worst, allowed = _worst(a, error, keep, errors, limits)
     kept = a if keep.all() else a[keep]
     low, high = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
-    scale = max(-low, high, 0.0)
+    scale = max(0.0, -low, high)
     share = float(error.max()) / (scale or 1.0)
     return OutputComparison(
         name,
@@ -177,6 +177,7 @@ def deviation(
         spread=max(high - low, 0.0),
         peer_error=float(_natural(a, peer, finite).max()) if peer is not None and peer.shape == a.shape else -1.0,
         excess=ratio,
+        numbers=bool(finite.any() or np.isfinite(a).any()),
     )
 
 

@@ -265,7 +265,7 @@ class Examiner:
         found = self.model.run(feeds)
         peer = None if self.keeps else peer
         if peer is not None and all(n in peer and _same_places(peer[n], a) for n, a in found.items()):
-            return Examined(Comparison(tuple(OutputComparison(n) for n in found)), reference="onnxruntime")
+            return Examined(Comparison(tuple(map(_placed, found, found.values()))), reference="onnxruntime")
         truth = self.judge.truth(feeds)
         exact = truth.exact
         results: list[OutputComparison] = []
@@ -282,7 +282,7 @@ class Examiner:
                 lost &= ~np.isnan(hidden[0].undecided()[name])
                 # the range of a type alone makes it none: a fused multiply-add stores no product
                 lost &= ~np.isfinite(limit(truth.unlimited()[name], ours.dtype))
-            results.append(OutputComparison(name, _lost(lost)))
+            results.append(_placed(name, exact[name], _lost(lost)))
         return Examined(Comparison(tuple(results)))
 
     def _hidden(self, feeds: Mapping[str, Array]) -> list[Truth]:
@@ -332,6 +332,12 @@ def _same_places(theirs: Array, ours: Array) -> bool:
     if not is_real(ours.dtype) or theirs.shape != ours.shape:
         return not is_real(ours.dtype)
     return bool(np.array_equal(np.isfinite(theirs), np.isfinite(ours)))
+
+
+def _placed(name: str, expected: Array, problem: str = "") -> OutputComparison:
+    """An output of which only the places of what is no number were compared."""
+    numbers = not expected.size or not is_real(expected.dtype) or bool(np.isfinite(expected).any())
+    return OutputComparison(name, problem, numbers=numbers)
 
 
 def _lost(where: Array) -> str:

@@ -283,15 +283,22 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
         planned_bytes=planned,
         resident_bytes=resident,
         peaks=peaks,
-        memory=memory(flow) if flow.steps and all(min(v.shape, default=0) >= 0 for v in flow.values) else None,
+        memory=memory(flow) if flow.steps and not _open(flow) else None,
         covered=float(np.median([t.sum() / all_ for t, all_ in zip(found.times, found.total, strict=True)])),
         flow=flow,
         precision=model.manifest.precision,
     )
 
 
+def _open(flow: Flow) -> bool:
+    """Whether a tensor has an open size."""
+    return any(min(v.shape, default=0) < 0 for v in flow.values)
+
+
 def _onnx_flops(flow: Flow, known: Mapping[str, Kernel]) -> dict[str, float]:
-    """By kernel, of all its calls."""
+    """By kernel, of all its calls; nothing where sizes are open: nodes of open sizes would count as no work."""
+    if _open(flow):
+        return {}
     total: dict[str, float] = {}
     for step, flops in zip(flow.steps, attribute(flow, tuple(known.values())).flops(flow), strict=True):
         total[step.kernel] = total.get(step.kernel, 0.0) + flops

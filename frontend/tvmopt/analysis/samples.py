@@ -87,6 +87,11 @@ def described(seed: int) -> str:
     return f"seed {seed} ({kind})"
 
 
+def is_hostile(seed: int) -> bool:
+    """Whether one of a seed's values is no finite number."""
+    return KINDS[seed : seed + 1] in (("one Inf",), ("one NaN",))
+
+
 def trial_inputs(
     inputs: Sequence[Info], seed: int, bounds: Mapping[str, int | Sequence[Any]] | None = None
 ) -> dict[str, Array]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tvmopt.report import Kernel, Report
 
 FAMILIES = ("family", "knobs", "kernels", "calls", "FLOPs")
+
+OTHER_INPUTS = "`tvmopt compare MODEL.onnx FILE.tvmopt -i NAME=FILE.npy` compares with inputs of yours"
+"""What to do where the inputs that are tried by themselves make no numbers of a model."""
 
 
 def families(report: Report) -> list[tuple[str, str, int, int, str]]:
@@ -53,6 +57,12 @@ def accuracy(found: dict[str, Any]) -> str:
         + f" (tolerance {found['tolerance']:.1e})"
         + (f"; run by {found['emulator']}" if found.get("emulator") else "")
     )
+
+
+def numberless(outputs: Sequence[str]) -> str:
+    """What is told of outputs in which the reference has no number, where the inputs can be given."""
+    names = ", ".join(outputs)
+    return f"every value of {names} is NaN or infinite: nothing was compared there; give inputs (-i NAME=FILE.npy)"
 
 
 def verification(report: Report) -> str:

@@ -21,7 +21,8 @@ import numpy as np
 from tvmopt import children
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.oracle.values import is_real
-from tvmopt.analysis.samples import described
+from tvmopt.analysis.samples import described, is_hostile
+from tvmopt.analysis.told import OTHER_INPUTS
 from tvmopt.dims import is_open, told
 from tvmopt.errors import AccuracyError, TvmoptError, first_line
 from tvmopt.runtime.artifact import Artifact, read
@@ -92,10 +93,20 @@ class Verdict:
     def ok(self) -> bool:
         return all(t.comparison.ok for t in self.trials)
 
+    @property
+    def numberless(self) -> tuple[str, ...]:
+        """The outputs that had no number with any of the finite inputs."""
+        tried = [t for t in self.trials if not is_hostile(t.seed)] or list(self.trials)
+        had = {o.name for t in tried for o in t.comparison.outputs if o.numbers}
+        return tuple(dict.fromkeys(n for t in tried for n in t.comparison.numberless if n not in had))
+
     def as_accuracy(self) -> dict[str, Any]:
         """What the artifact's manifest keeps."""
         if self.reason:
             return {"verified": False, "reason": self.reason}
+        numberless = self.numberless
+        if numberless and len(numberless) == len({o.name for t in self.trials for o in t.comparison.outputs}):
+            return {"verified": False, "reason": f"every value of every output was NaN or infinite; {OTHER_INPUTS}"}
         exact = [t for t in self.trials if t.reference == "float64"] or list(self.trials)
         comparisons = [t.comparison for t in exact if t.seed < 2] or [t.comparison for t in exact]
         outputs = [o for c in comparisons for o in c.outputs]
@@ -117,6 +128,7 @@ class Verdict:
             },
             "kernels": max((t.compared for t in self.trials), default=0),
             "degenerate": all(c.degenerate for c in comparisons),
+            **({"numberless": list(numberless)} if numberless else {}),
         }
 
 

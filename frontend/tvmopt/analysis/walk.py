@@ -284,6 +284,8 @@ def mean_size(array: Array) -> float:
 
     >>> mean_size(np.array([-3, 1, np.inf])), mean_size(np.array([1e38, 1], np.float32)) == 5e29
     (2.0, True)
+    >>> mean_size(np.array([np.nan, np.inf]))
+    0.0
     """
     if not array.size:
         return 0.0
@@ -292,7 +294,8 @@ def mean_size(array: Array) -> float:
     if total < 1e30:  # all of them are finite, and smaller
         return total / array.size
     sizes = np.abs(array.astype(np.float64))
-    return float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes)))
+    finite = np.isfinite(sizes)
+    return float(np.mean(np.minimum(sizes, 1e30), where=finite)) if finite.any() else 0.0
 
 
 def along(

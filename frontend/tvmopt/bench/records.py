@@ -63,9 +63,9 @@ class EngineResult:
         label: the engine spec, with ``#2`` for the second of its kind.
         job: what it was asked.
         status: ``"ok"``, ``"missing"`` (package or device), ``"failed"``, ``"wrong"`` (outputs disagree).
-        message: what to install, the error, or the comparison that failed.
+        message: what to install, the error, the comparison that failed, or the outputs of which nothing was compared.
         facts: version, providers, precision read back, threads, transfers, as the engine tells them.
-        accuracy: largest error relative to the reference's scale.
+        accuracy: largest error relative to the reference's scale; `compared`: whether there was a number to compare.
         latency: of undisturbed turns, or of disturbed ones where there are no others (`quiet` is False); None
             unless ok.
         rounds: for each launch, the median of each undisturbed round in seconds.
@@ -84,6 +84,7 @@ class EngineResult:
     message: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     accuracy: float = 0.0
+    compared: bool = True
     latency: Latency | None = None
     quiet: bool = True
     rounds: tuple[tuple[float, ...], ...] = ()

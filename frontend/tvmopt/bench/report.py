@@ -48,10 +48,11 @@ def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[s
     ratio = case.ratios.get(row.label)
     against, verdict = ratio_words(ratio), verdict_words(case, row.label)
     mark = "" if row.quiet else "~"
+    error = f"{row.accuracy:.0e}" if row.compared else "?"
     rate = case.batch / t.median_ms * 1e3 if case.phase else t.throughput
     return (
         row.label, f"{mark}{t.median_ms:.3f}", f"{t.p10_ms:.3f}", f"{t.p90_ms:.3f}", f"{t.p99_ms:.3f}", *more,
-        f"{rate:.1f}", floor, f"{row.peak_mib - row.base_mib:.0f}", f"{row.accuracy:.0e}", against,
+        f"{rate:.1f}", floor, f"{row.peak_mib - row.base_mib:.0f}", error, against,
         verdict,
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def notes(case: Case) -> list[str]:
         if row.status == "wrong":
             found.append(f"{row.label} gives WRONG outputs and has no times: {row.message}")
         elif row.message:
-            found.append(f"{row.label} {row.status}: {row.message}")
+            found.append(f"{row.label}{'' if row.status == 'ok' else f' {row.status}'}: {row.message}")
         if ratio and ratio.verdict == "unstable":
             found.append(f"{row.label} is unstable: {ratio.reason}.")
         if row.latency and not row.quiet:

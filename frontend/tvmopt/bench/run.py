@@ -20,6 +20,7 @@ from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.rounds import mark, may_round
+from tvmopt.analysis.told import numberless
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
@@ -72,7 +73,7 @@ class Settings:
 
 
 def bench(
-    models: Sequence[str | Path],
+    models: str | Path | Sequence[str | Path],
     settings: Settings | None = None,
     *,
     plan: Plan | None = None,
@@ -84,7 +85,7 @@ def bench(
     """Time engines on models, interleaved, after comparing their outputs.
 
     Args:
-        models: ONNX files, or tvmopt artifacts (then `source` is the ONNX file for the other engines).
+        models: ONNX files, or tvmopt artifacts (then `source` is the ONNX file for the other engines); or one of them.
         finished: called with each case as soon as it is done.
 
     Returns:
@@ -93,6 +94,7 @@ def bench(
     Raises:
         InputError: an unknown engine, a missing file, a batch for a model whose batch is fixed.
     """
+    models = [models] if isinstance(models, str | Path) else models
     settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
     for spec in settings.engines:
         name, options = parse(spec)
@@ -359,18 +361,20 @@ def _check(
     with np.load(folder / "outputs.npz") as file:
         outputs = {n: file[n] for n in file.files if n in reference or len(file.files) <= len(reference)}
     comparison = judge(reference, outputs)
+    empty = comparison.numberless if comparison.ok else ()
     return replace(
         row,
         job=job,
         facts={**loaded["facts"], **subject.told(reference, outputs)},
         accuracy=comparison.max_error,
+        compared=not comparison.outputs or len(empty) < len(comparison.outputs),
         load_s=loaded["seconds"],
         build_s=build_s,
         base_mib=loaded["base"] / MiB,
         peak_mib=peak / MiB,
         transfers_ms=transfers,
         status="ok" if comparison.ok else "wrong",
-        message="" if comparison.ok else str(comparison),
+        message=(numberless(empty) if empty else "") if comparison.ok else str(comparison),
     )
 
 

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from tvmopt.children import prepare
-from tvmopt.ending import received
+from tvmopt.ending import interrupted, received
 from tvmopt.errors import InputError, TvmoptError, limit_of
 from tvmopt.texts import printable
 
@@ -178,42 +178,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        return _run(arguments, argv is None)
+    except KeyboardInterrupt:
+        return _interrupted(arguments)
+    except Exception as error:  # what comes of a signal may be any of them
+        if interrupted():
+            return _interrupted(arguments)
+        return _failed(error)
+
+
+def _run(arguments: list[str], alone: bool) -> int:
+    """Parse and run: returns the exit code, if an error does not tell it.
+
+    Args:
+        alone: whether the command is all that this process does.
+    """
+    try:
         _foreign(arguments)
-        if argv is None and arguments[:1] == ["compile"] and len(arguments) > 1 and not HELP & {*arguments}:
+        if alone and arguments[:1] == ["compile"] and len(arguments) > 1 and not HELP & {*arguments}:
             prepare("tvmopt.compiler.whole:warm")
         _arguments.clear()
         _arguments.update(arguments)
         application().main(args=arguments, prog_name="tvmopt")
-    except TvmoptError as error:
-        print(f"{type(error).__name__}: {error.told()}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _interrupted(arguments)
-    except BrokenPipeError:  # `tvmopt explain | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MemoryError as error:
-        print(f"InputError: there is not enough memory. {printable(str(error))}".rstrip(), file=sys.stderr)
-        return 2
-    except OSError as error:
-        if received():  # the terminal is gone, and something was shown on it all the same
-            return _interrupted(arguments)
-        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
-            told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
-            print(f"InputError: {told}", file=sys.stderr)
-            return 2
-        limit = limit_of(error)
-        if limit is None:
-            raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # what is left to print cannot be printed either
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"{type(limit).__name__}: {limit.told()}", file=sys.stderr)
-        return limit.exit_code
     except SystemExit as stop:
         if stop.code == 130:  # typer's word for Ctrl-C
             return _interrupted(arguments)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _failed(error: Exception) -> int:
+    """Say in which way the command failed: returns the exit code. A bug is raised again."""
+    if isinstance(error, TvmoptError):
+        print(f"{type(error).__name__}: {error.told()}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):  # `tvmopt explain | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, MemoryError):
+        print(f"InputError: there is not enough memory. {printable(str(error))}".rstrip(), file=sys.stderr)
+        return 2
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
+        print(f"InputError: {told}", file=sys.stderr)
+        return 2
+    limit = limit_of(error) if isinstance(error, OSError) else None
+    if limit is None:
+        raise error
+    assert isinstance(error, OSError)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # what is left to print cannot be printed either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"{type(limit).__name__}: {limit.told()}", file=sys.stderr)
+    return limit.exit_code
 
 
 def _interrupted(arguments: Sequence[str]) -> int:

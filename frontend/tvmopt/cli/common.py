@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 import time
 import zipfile
@@ -243,6 +244,9 @@ def note(text: str) -> None:
 def many_threads(threads: int | None, on: str | None = None) -> None:
     """Say so if there are more threads than cores, or than those of `on`: they wait for each other.
 
+    Args:
+        threads: that were asked for; None: what TVM_NUM_THREADS says, if anything.
+
     Raises:
         InputError: there cannot be so many, or there are no such cores.
     """
@@ -252,12 +256,13 @@ def many_threads(threads: int | None, on: str | None = None) -> None:
 
     if threads is not None:
         check_threads(threads, "--threads")
-
+    source, text = "", os.environ.get("TVM_NUM_THREADS", "")
+    if threads is None and text.isdecimal():  # another text is refused where the model is loaded
+        source, threads = " of TVM_NUM_THREADS", int(text)
     cores = usable_cores() if on is None else parse(on).count
     if threads is not None and threads > cores:
-        note(
-            f"{threads} threads share {cores} core{'s' * (cores != 1)}: they wait for each other, and times say little."
-        )
+        shared = f"{threads} threads{source} share {cores} core{'s' * (cores != 1)}"
+        note(f"{shared}: they wait for each other, and times say little.")
 
 
 def written(*paths: str | None) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tvmopt.analysis.told import numberless
 from tvmopt.cli.common import (
     escape,
     out,
@@ -174,6 +175,8 @@ def render_result(result: Any) -> None:
             f"[yellow]note:[/] {escape(bad.node)} ({bad.operator}) makes {bad.nan} NaN and {bad.inf} Inf "
             "of finite inputs, in the reference too"
         )
+    if result.numberless:
+        out.print(f"[yellow]note:[/] {escape(numberless(result.numberless))}")
     for text in result.structure:
         out.print(f"[yellow]note:[/] {escape(text)}")
     for one in result.constants[:5]:
@@ -196,7 +199,7 @@ def render_result(result: Any) -> None:
         )
         if result.repro.command:
             out.print(f"  {escape(result.repro.command)}")
-    colour = "red" if result.differs else "yellow" if result.missing else "green"
+    colour = "red" if result.differs else "green" if result.compared and not result.missing else "yellow"
     out.print(f"[{colour}]{escape(result.verdict)}[/], {result.seconds:.0f} s")
 
 

@@ -25,9 +25,15 @@ def command(
         str, typer.Option(help="fp32, bf16, fp16, or tf32 (GPUs): what `compile` will be asked for.")
     ] = "fp32",
     trials: Annotated[
-        int, typer.Option(min=0, help="Candidates to measure, all runs together.", show_default="64 a kernel")
-    ] = 0,
-    budget: Annotated[str, typer.Option(help="Time, all runs together: 90m, 2h, 1h30m.", show_default="none")] = "0",
+        int | None, typer.Option(min=1, help="Candidates to measure, all runs together.", show_default="64 a kernel")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time of the search, all runs together: 90m, 2h, 1h30m; the comparison at the end is not counted.",
+            show_default="none",
+        ),
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
@@ -57,11 +63,12 @@ def command(
     from tvmopt.tuning import driver
 
     shapes = parse_shapes(shape or [])
-    driver.parse_duration(budget)
+    if budget is not None:
+        driver.parse_duration(budget)
     if list_tasks:
         _list(model, target, precision, shapes, threads, only, as_json)
         return
-    if target == "cpu" and not rpc_tracker and not ray:
+    if threads is not None and target == "cpu" and not rpc_tracker and not ray:
         many_threads(threads)
     show = observer()
     runner = _elsewhere(target, threads, rpc_tracker, rpc_key, ray, show)
@@ -117,7 +124,9 @@ def _list(
     machine = Machine.load(target).with_threads(threads)
     check(precision, machine)
     with progress() as tell:
-        module = driver.imported_module(model, shapes, tell)
+        tell("importing")
+        sizes = driver.sizes_of(model, shapes)
+        module = driver.module_at(model, sizes)
         tasks = driver.choose(driver.tasks_of(module, machine, precision), only)
     total = sum(t.weight * t.floor for t in tasks) or 1.0
     if as_json:
@@ -133,6 +142,8 @@ def _list(
         for t in tasks
     ]  # fmt: skip
     table(("kernel", "ONNX node", "family", "shape", "calls", "points", "floor", "share"), rows, left=4)
+    for note in sizes.notes:
+        out.print(f"[yellow]note:[/] {escape(note)}")
 
 
 def render(found: TuningResult) -> None:

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmopt.analysis.told import OTHER_INPUTS
 from tvmopt.children import Progress
 from tvmopt.compiler.request import Request
 from tvmopt.compiler.results import parameter_count
@@ -46,6 +47,17 @@ that which an operator may make."""
 
 AT_ONCE = 1 << 28
 """Weights of a model up to which its references run while it is compiled: both need memory for several copies."""
+
+
+UNVERIFIED = "not verified: "
+UNVARYING = "the outputs hardly vary (untrained weights?): that they agree proves little"
+
+NUMBERLESS = "with the inputs that were tried, every value was NaN or infinite of "
+
+
+def of_numbers(warning: str) -> bool:
+    """Whether a report's warning is verification's, which other weights make untrue."""
+    return warning.startswith((UNVERIFIED, NUMBERLESS)) or warning == UNVARYING
 
 
 def early(machine: Machine) -> bool:
@@ -119,9 +131,13 @@ def verified(
         accuracy = found.as_accuracy()
     warnings = report.warnings
     if not accuracy["verified"]:
-        warnings += (f"not verified: {accuracy['reason']}",)
-    elif accuracy["degenerate"]:
-        warnings += ("the outputs hardly vary (untrained weights?): that they agree proves little",)
+        warnings += (UNVERIFIED + accuracy["reason"],)
+    else:
+        if outputs := accuracy.get("numberless"):
+            others = ", and the others hardly vary" if accuracy["degenerate"] else ""
+            warnings += (f"{NUMBERLESS}{', '.join(outputs)}, which is not verified{others}; {OTHER_INPUTS}",)
+        elif accuracy["degenerate"]:
+            warnings += (UNVARYING,)
     report = replace(report, accuracy=accuracy, warnings=warnings)
     kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
     return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report

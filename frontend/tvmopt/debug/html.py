@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
+from tvmopt.analysis.told import numberless
 from tvmopt.debug.records import CompareResult, Trace
 
 FLOOR = 1e-9
@@ -37,7 +38,8 @@ def body(result: CompareResult) -> str:
             f'<p class="note">{escape(bad.node)} ({escape(bad.operator)}) makes {bad.nan} NaN and '
             f"{bad.inf} Inf of finite inputs, in the reference too.</p>"
         )
-    parts += [f'<p class="note">{escape(text)}</p>' for text in result.structure]
+    notes = [*([numberless(result.numberless)] if result.numberless else []), *result.structure]
+    parts += [f'<p class="note">{escape(text)}</p>' for text in notes]
     if result.constants:
         cells = [
             (

@@ -26,6 +26,12 @@ class Row:
     outputs: tuple[OutputComparison, ...] = ()
 
     @property
+    def within_rounding(self) -> bool:
+        """Whether rounding explains the differences: only the tolerance that was asked for does not allow them."""
+        wrong = [o for o in self.outputs if not o.ok]
+        return bool(wrong) and all(o.problem == "differs" and 0 < o.excess <= 1 for o in wrong)
+
+    @property
     def needed(self) -> float:
         """The relative tolerance that would pass."""
         return max((o.needed for o in self.outputs), default=0.0)
@@ -125,7 +131,7 @@ class Blame:
     Attributes:
         kind: ``"pass"``, ``"kernel"``, ``"algorithm"``, ``"record"``, ``"precision"``, ``"constant"``,
         ``"node"``,
-            ``"converter"``, ``"engine"``, ``"fusion"`` or ``"unknown"``.
+            ``"converter"``, ``"engine"``, ``"fusion"``, ``"tolerance"`` or ``"unknown"``.
         name: which one.
         text: a sentence.
         experiments: what was tried.
@@ -207,9 +213,20 @@ class CompareResult:
         absent = f"{', '.join(self.missing)} {'is' if len(self.missing) == 1 else 'are'} missing"
         if self.differs:
             return f"there are differences; {absent}" if self.missing else "there are differences"
-        if not self.ok:
+        if not self.ok or not self.compared:
             return f"nothing was compared: {absent}" if self.missing else "nothing was compared"
         return f"what ran agrees; {absent}" if self.missing else "everything agrees"
+
+    @property
+    def numberless(self) -> tuple[str, ...]:
+        """The outputs in which the reference has no number, so that nothing of them was compared."""
+        return tuple(dict.fromkeys(o.name for row in self.rows for o in row.outputs if not o.numbers))
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was a number to compare, or an engine failed."""
+        outputs = [o for row in self.rows for o in row.outputs]
+        return self.differs or not outputs or any(o.numbers for o in outputs)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

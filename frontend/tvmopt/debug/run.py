@@ -12,7 +12,7 @@ from tvmopt.analysis.comparator import Array
 from tvmopt.children import Progress
 from tvmopt.debug import blame, constants, models
 from tvmopt.debug.compare import Settings
-from tvmopt.debug.records import CompareResult
+from tvmopt.debug.records import Blame, CompareResult
 from tvmopt.debug.session import Session
 from tvmopt.runtime.artifact import is_artifact
 
@@ -73,6 +73,9 @@ def engines(session: Session, expected: Mapping[str, Array]) -> CompareResult:
                 traced = tuple(session.trace(spec, precision, label))
                 return replace(found, traces=(*found.traces, *traced))
             result = found or result
+        if differs and row.within_rounding and not (trace and trace.culprit) and precision in ("", "fp32"):
+            text = "it is below what rounding in fp32 explains, and nothing beyond that differs"
+            return replace(result, blame=Blame("tolerance", "--rtol", text))
         if differs:
             session.progress(f"{label}: looking for the cause")
             return blame.explain(session, result, spec, precision, row, trace)

@@ -154,6 +154,10 @@ def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func
 
 
+STOCK = "its loops are TVM's, which a family may still schedule"
+"""What becomes of an operator that no family lowers."""
+
+
 class _Asked:
     """Asks the families of a machine, in order, and records what they decline.
 
@@ -193,7 +197,7 @@ class _Asked:
             elif result is not None:
                 return result
         if declined:
-            self.log.declined(STAGE, self.node, f"no other family took {op.removeprefix('relax.')}: TVM's own loops")
+            self.log.declined(STAGE, self.node, f"no other family lowers {op.removeprefix('relax.')}: {STOCK}")
         return None
 
     def legalizer(self, op: str) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:

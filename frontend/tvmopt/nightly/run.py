@@ -147,7 +147,8 @@ def _tune(plan: Plan, job: Job, machine: Machine, night: str, tell: Progress) ->
     if not job.trials and not parse_duration(job.budget):
         return 0
     found = tune(
-        job.model, target=machine, precision=job.precision, trials=job.trials, budget=job.budget, shape=job.shape,
+        job.model, target=machine, precision=job.precision, trials=job.trials or None,
+        budget=job.budget if parse_duration(job.budget) else None, shape=job.shape,
         seed=_seed(job.seed, night), store=plan.store, generic=job.generic,
         session=f"{night} {job.name}", progress=tell,
     )  # fmt: skip

@@ -110,8 +110,9 @@ class OpenSizes:
 
     def _beyond(self, name: str, size: int, index: int, axis: int) -> InputError:
         known, info = self.ranges[name], self._inputs[index]
-        low, high = (max(1, min(size, known.min)), max(size, known.max))
-        fix = f"compile the model with --shape {name}:{low}..{high}@{known.opt}"
+        fix = f"compile the model with --shape {name}:{known.min}..{size}@{known.opt}"
+        if size < known.min:  # which the model itself may ask for, as long as the size is open
+            fix = f"compile the model with --shape {name}:{size}, for that size alone"
         if size < 1:
             fix = f"pass {known.min} or more"
         return InputError(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmopt import ending
 from tvmopt.amounts import check_seed
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.children import Progress
-from tvmopt.dims import Shapes
+from tvmopt.dims import Shapes, is_open
 from tvmopt.errors import InputError, TuningError
 from tvmopt.runtime.library import cuda_architecture
 from tvmopt.runtime.tensors import TensorInfo
@@ -90,8 +92,8 @@ def tune(
     *,
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
-    trials: int = 0,
-    budget: str | float = 0.0,
+    trials: int | None = None,
+    budget: str | float | None = None,
     shape: Shapes | None = None,
     threads: int | None = None,
     seed: int = 0,
@@ -109,8 +111,8 @@ def tune(
     Args:
         model: the ONNX file.
         precision: as for `tvmopt.compile`: another precision has other kernels.
-        trials: measured candidates, all runs of this model together. budget: seconds, or "90m", "2h", "1d".
-            Neither: 64 trials a kernel.
+        trials: measured candidates, all runs of this model together. budget: seconds of the search, or "90m", "2h",
+            "1d"; the comparison at the end is not counted. Neither: 64 trials a kernel.
         seed: of every random choice.
         store: the tuning store; default: the user's.
         generic: search MetaSchedule's space beside the families' knobs.
@@ -121,21 +123,24 @@ def tune(
         observer: is told of every measurement.
 
     Raises:
-        InputError: a budget that cannot be read, a name that no kernel has, a precision the target lacks.
+        InputError: a budget that cannot be read or is 0, a name that no kernel has, a precision the target lacks.
         TuningError: the store cannot be used; the target is another machine's and no runner was given.
     """
     check_seed(seed)
+    limits = _limits(trials, budget)
     machine = Machine.load(target).with_threads(threads)
     check_precision(precision, machine)
     own = runner is None
     if own:
         refuse_foreign(machine)
     tell = progress or (lambda stage: None)
-    module = imported_module(model, shape or {}, tell)
-    peer = onnxruntime_seconds(model, shape or {}, cpu_threads(machine)) if own else 0.0
+    tell("importing")
+    sizes = sizes_of(model, shape or {})
+    module = module_at(model, sizes)
+    peer = onnxruntime_seconds(model, sizes.shapes, cpu_threads(machine)) if own else 0.0
     tell("optimizing the graph")
     tasks = choose(tasks_of(module, machine, precision), only)
-    limits = _limits(trials, budget, len(tasks))
+    limits = limits or Budget(64 * len(tasks))
     runner = runner if runner is not None else _local(machine, tasks)
     if getattr(runner, "effort", 0) is None:  # whoever made it did not know the tasks
         runner.effort = _effort(machine, tasks)
@@ -151,7 +156,8 @@ def tune(
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 outcome = _judged(module, machine, tuner, tell, precision)
             idle = tuner.trials == tuner.resumed and not interrupted
-            return replace(result(tuner, outcome, interrupted), spent=spent if idle else "")
+            found = result(tuner, outcome, interrupted)
+            return replace(found, spent=spent if idle else "", warnings=(*sizes.notes, *found.warnings))
     finally:
         if second is not None:
             second.close()
@@ -175,7 +181,7 @@ def _judged(module: Any, machine: Machine, tuner: Tuner, tell: Progress, precisi
     if known and known["trials"] == tuner.trials == tuner.resumed:
         verdict = known.get("verdict")  # the store keeps no key whose value is None
         return Verdict(**verdict) if verdict else None
-    tell("comparing the tuned model with the untuned one")
+    tell("comparing the tuned model with the untuned one" + (", beyond the budget" if tuner.budget.seconds else ""))
     found = model_verdict(module, machine, tuner, tell, precision)
     kept = asdict(found) if found else None
     tuner.store.tell(tuner.session, {"judged": None})  # a patch keeps what it does not name
@@ -183,10 +189,18 @@ def _judged(module: Any, machine: Machine, tuner: Tuner, tell: Progress, precisi
     return found
 
 
-def _limits(trials: int, budget: str | float, tasks: int) -> Budget:
-    """What was asked for; 64 trials a kernel if nothing was."""
-    limits = Budget(trials, parse_duration(budget))
-    return limits if limits.trials or limits.seconds else Budget(64 * tasks)
+def _limits(trials: int | None, budget: str | float | None) -> Budget | None:
+    """What was asked for; None if nothing was.
+
+    Raises:
+        InputError: it allows nothing to be measured.
+    """
+    seconds = None if budget is None else parse_duration(budget)
+    for flag, limit, example in (("--trials", trials, "500"), ("--budget", seconds, "90m")):
+        if limit is not None and limit <= 0:
+            fix = f"{flag} {example}; without it 64 candidates a kernel are measured"
+            raise InputError(f"with {flag} {limit:g} nothing would be measured.", where=flag, fix=fix)
+    return None if trials is None and seconds is None else Budget(trials or 0, seconds or 0.0)
 
 
 def _searched(tuner: Tuner) -> bool:
@@ -195,17 +209,58 @@ def _searched(tuner: Tuner) -> bool:
         tuner.run()
     except KeyboardInterrupt:
         return False
+    except Exception:  # what TVM's FFI makes of Ctrl-C
+        if not ending.interrupted():
+            raise
+        return False
     return True
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes at which a model is tuned.
+
+    Attributes:
+        shapes: of its inputs. bound: the inputs that have open sizes, which are bound to the named ones.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    bound: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That kernels of these sizes are used where these are known alone."""
+        if not self.bound:
+            return ()
+        words = " ".join(f"--shape {shlex.quote(n)}:{'x'.join(map(str, self.shapes[n]))}" for n in self.bound)
+        return (f"kernels of open sizes are not tuned, these have known ones: compile the model with {words}",)
+
+
+def sizes_of(model: str | Path, shape: Shapes) -> Sizes:
+    """The sizes of an ONNX file, open ones as they are named."""
+    from tvmopt.importer import load, prepare
+    from tvmopt.importer.prepare import at_named
+    from tvmopt.importer.protos import input_shapes, open_shape
+
+    loaded = load(model)
+    prepared = prepare(loaded, shape)
+    static = at_named(loaded, prepared)
+    bound = [v.name for v in prepared.graph.input if is_open(open_shape(v.type) or ())]
+    return Sizes(input_shapes(static), tuple(bound))
 
 
 def imported_module(model: str | Path, shape: Shapes, tell: Progress | None = None) -> Any:
     """The Relax module of an ONNX file, open sizes at the named ones."""
-    from tvmopt.importer import import_model, load, prepare_named
-    from tvmopt.importer.protos import input_shapes
-
     if tell:
         tell("importing")
-    return import_model(model, input_shapes(prepare_named(load(model), shape))).module
+    return module_at(model, sizes_of(model, shape))
+
+
+def module_at(model: str | Path, sizes: Sizes) -> Any:
+    """The Relax module of an ONNX file at these sizes."""
+    from tvmopt.importer import import_model
+
+    return import_model(model, sizes.shapes).module
 
 
 def cpu_threads(machine: Machine) -> int:
@@ -213,8 +268,14 @@ def cpu_threads(machine: Machine) -> int:
     return machine.cores if machine.kind == "llvm" else int(usable_cores())
 
 
-def onnxruntime_seconds(model: str | Path, shape: Shapes, threads: int, runs: int = 15) -> float:
-    """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run it."""
+def onnxruntime_seconds(
+    model: str | Path, shapes: Mapping[str, tuple[int, ...]], threads: int, runs: int = 15
+) -> float:
+    """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run it.
+
+    Args:
+        shapes: of the inputs, as they are tuned.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -223,7 +284,7 @@ def onnxruntime_seconds(model: str | Path, shape: Shapes, threads: int, runs: in
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        infos = [TensorInfo(i.name, _static(i, shape), i.type.removeprefix("tensor(").rstrip(")"))
+        infos = [TensorInfo(i.name, shapes[i.name], i.type.removeprefix("tensor(").rstrip(")"))
                  for i in session.get_inputs()]  # fmt: skip
         names = {"float": "float32", "double": "float64"}
         feeds = sample_inputs([replace(i, dtype=names.get(i.dtype, i.dtype)) for i in infos])
@@ -235,10 +296,6 @@ def onnxruntime_seconds(model: str | Path, shape: Shapes, threads: int, runs: in
     except Exception:  # it is a figure to look at, and no reason not to tune
         return 0.0
     return median(times)
-
-
-def _static(info: Any, shape: Shapes) -> tuple[int, ...]:
-    return tuple(d if isinstance(d, int) else 1 for d in shape.get(info.name) or info.shape)
 
 
 def tasks_of(module: Any, machine: Machine, precision: str = "fp32") -> list[Task]:

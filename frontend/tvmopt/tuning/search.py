@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tvmopt import ending
 from tvmopt.errors import TuningError
 from tvmopt.tuning.curve import calls_text
 from tvmopt.tuning.measure import Measurement, Runner
@@ -206,6 +207,8 @@ class Tuner:
             self.observer.started(self)
         try:
             while self.share_left > 0:
+                if ending.interrupted():  # and what came of it was taken for a failure of a schedule
+                    raise KeyboardInterrupt
                 worth = [s for s in self.states if s.gain() > 0 or self._unseen(s)]
                 free = [s for s in worth if s.waits_until <= time.monotonic()]
                 if not worth:
