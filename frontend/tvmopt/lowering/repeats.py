@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any
 
@@ -110,6 +110,9 @@ def captured(function: Callable[..., Any]) -> tuple[Any, ...] | None:
     (True, False, None)
     >>> captured(adds(1)) == captured(adds(True)), captured(adds(adds(1))) == captured(adds(adds(1)))
     (False, True)
+    >>> from tvmopt.dims import Range
+    >>> [captured(adds(Range(1, 2))) == captured(adds(Range(1, n))) for n in (2, 3)]
+    [True, False]
     """
     if not isinstance(function, FunctionType):
         return None
@@ -129,6 +132,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         parts = tuple(map(_plain, value))
         return None if None in parts else parts
+    if is_dataclass(value) and value.__hash__ is not None:  # a frozen one
+        parts = tuple(_plain(getattr(value, field.name)) for field in fields(value))
+        return None if None in parts else (type(value), parts)
     return captured(value)
 
 
