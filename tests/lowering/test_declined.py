@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
-from tvmopt.lowering import STAGE
+from tvmopt.lowering import STAGE, STOCK
 from tvmopt.report import Report
 
 
@@ -69,7 +69,7 @@ def reasons(report: Report, node: str) -> list[str]:
 def test_the_family_and_its_reason_stand_under_the_node(report: Report, node: str, reason: str) -> None:
     first, last = reasons(report, node)
     assert first == reason
-    assert last.endswith("TVM's own loops")
+    assert last.endswith(STOCK)
 
 
 def test_a_family_behind_the_one_that_declined_takes_it(report: Report) -> None:
