@@ -207,6 +207,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             return _open_row(bb, call, value, xs, machine)
         return Declined("an open image with a dilation, or of a window that is neither square nor one row")
     batch, height, width, in_c = xs
+    if dilation != (1, 1) and is_open((batch,)):
+        return Declined("a dilation, and an open batch")  # samples are tiles of one loop, and phases another one
     top, left, bottom, right = (int(v) for v in a.padding)
     spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     size = height + top + bottom - spans[0], width + left + right - spans[1]

@@ -6,6 +6,7 @@ import pytest
 from scipy import special
 from tvm import relax
 
+from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import MACHINES, Open, close, convolution, machines, open_module, rounded
 from tvmopt.scheduling.cost_model import cached_rows
 from tvmopt.targets import Machine
@@ -191,7 +192,8 @@ def nhwc(op, **attrs):
     "family, size, weight, stride, pad",
     [
         ("conv2d", (9, 11, 5), (17, 3, 3, 5), 2, 1),
-        ("conv2d", (16, 16, 16), (33, 5, 5, 16), 1, 2),
+        ("conv2d", (16, 16, 5), (33, 5, 5, 5), 1, 2),
+        ("winograd", (16, 16, 16), (33, 5, 5, 16), 1, 2),
         ("winograd", (16, 16, 32), (32, 3, 3, 32), 1, 1),
         ("gemm", (7, 7, 24), (40, 1, 1, 24), 1, 0),
         ("gemm", (1, 1, 24), (40, 1, 1, 24), 1, 0),
@@ -211,6 +213,32 @@ def test_convolution_of_an_open_batch(machine, family, size, weight, stride, pad
         x = random(n, *size)
         expected = np.maximum(convolution(x, w, stride, pad) + b, 0)
         close(model.guarded([x], expected.shape), expected, w[0].size * (4 if family == "winograd" else 1))
+
+
+@pytest.mark.parametrize(
+    "family, size, weight, pad, dilation",
+    [
+        ("conv2d", (16, 14, 64), (64, 3, 3, 64), (2, 2, 2, 2), (2, 2)),
+        ("winograd", (17, 17, 64), (64, 1, 7, 64), (0, 3, 0, 3), (1, 1)),
+        ("winograd", (33, 33, 32), (64, 2, 2, 32), (1, 1, 1, 1), (1, 1)),
+        ("winograd", (1, 200, 64), (64, 1, 7, 64), (0, 3, 0, 3), (1, 1)),
+        ("conv2d", (1, 200, 64), (64, 1, 11, 64), (0, 15, 0, 15), (1, 3)),
+    ],
+)
+def test_other_windows_of_an_open_batch(family, size, weight, pad, dilation):
+    w, b = random(*weight), random(weight[0])
+
+    def build(bb, x):
+        conv = nhwc(relax.op.nn.conv2d, padding=pad, dilation=dilation)
+        y = bb.emit(relax.op.add(bb.emit(conv(x, relax.const(w))), relax.const(b)))
+        return relax.op.nn.relu(y)
+
+    model = Open(open_module(build, [("batch", *size)]))
+    assert list(model.how.values()) == [(family, "")]
+    for n in BATCHES:
+        x = random(n, *size)
+        expected = np.maximum(definition(x, w, (1, 1), pad, dilation, 1) + b, 0)
+        close(model.guarded([x], expected.shape), expected, w[0].size * 4)
 
 
 @pytest.mark.parametrize("channels", [32, 58, 3])
