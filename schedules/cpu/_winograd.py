@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import inf, prod
+from math import prod
 
 from tvmopt.scheduling.cost_model import step_cycles, stream_cycles
 from tvmopt.targets import Machine
@@ -120,55 +120,39 @@ class Window:
     out_c: int
     batch: int
 
-    @property
-    def plain(self) -> bool:
-        """Whether it has the form of an open picture, too."""
-        return (self.kernel, self.dilation) == ((KERNEL, KERNEL), (1, 1))
 
+def choose_form(window: Window, machine: Machine, rate: float = 1.0, margin: float = 1.0) -> tuple[Form | None, float]:
+    """The fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`, and its cycles; None: the direct one.
 
-def choose_form(window: Window, machine: Machine) -> tuple[Form | None, float]:
-    """The fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`, and its cycles; None: the direct one."""
-    in_c, out_c = window.in_c, window.out_c
-    direct = direct_cycles(prod(window.size) * window.batch, in_c, out_c, machine, taps=prod(window.kernel))
+    Args:
+        rate: how much faster the direct form multiplies than fp32 does (`bf16_rate` with `--precision bf16`, 16 by
+            tiles). margin: how far ahead Winograd must be.
+    """
+    in_c, out_c, phases = window.in_c, window.out_c, prod(window.dilation)
+    direct = direct_cycles(prod(window.size) * window.batch, in_c, out_c, machine, rate, prod(window.kernel))
     found: tuple[Form | None, float] = None, direct
     if min(in_c, out_c) < machine.lanes() or window.kernel == (1, 1) or min(window.size) < 1:
         return found
-    if window.plain:
-        out = output_tile(*window.size, in_c, out_c, window.batch, machine)
-        candidates = [Form.square(out)] if out > 1 else []
-        found = None, inf if candidates else direct
-    else:
-        candidates = [*forms(window.kernel)]
     high, wide = (-(-s // d) for s, d in zip(window.size, window.dilation, strict=True))
-    for form in candidates:
-        phases = prod(window.dilation)
+    for form in forms(window.kernel):
         batch, weights = window.batch * phases, form.places * form.parts * in_c * out_c * 4
         cycles = winograd_cycles(form, form.rows.tiles(high), form.cols.tiles(wide), in_c, out_c, batch, machine)
         if phases > 1:
             gathered = GATHER * window.batch * prod(window.size) * out_c / machine.lanes()
             again = (batch - 1) * weights / (machine.l2_rate / 2) if weights > machine.l2 // 2 else 0.0
             cycles += (gathered + again) / machine.cores
-        if cycles < found[1]:
-            found = form, cycles
+        if margin * cycles < found[1]:
+            found = form, margin * cycles
     return found
 
 
 def output_tile(
     out_h: int, out_w: int, in_c: int, out_c: int, batch: int, machine: Machine, rate: float = 1.0, margin: float = 1.0
 ) -> int:
-    """The output tile of the fastest form of a 3x3 window: 4 or 2; 1: direct.
-
-    `rate`: how much faster the direct form multiplies than fp32 does (`bf16_rate` with `--precision bf16`, 16 by
-    tiles); `margin`: how far ahead Winograd must be.
-    """
-    if min(in_c, out_c) < machine.lanes():
-        return 1
-    direct = direct_cycles(out_h * out_w * batch, in_c, out_c, machine, rate)
-    cycles = {
-        out: margin * winograd_cycles(Form.square(out), -(-out_h // out), -(-out_w // out), in_c, out_c, batch, machine)
-        for out in FORMS
-    }
-    return min({1: direct, **cycles}.items(), key=lambda form: form[1])[0]
+    """The output tile of the fastest form of a 3x3 window: 4 or 2; 1: direct. See :func:`choose_form`."""
+    window = Window((KERNEL, KERNEL), (1, 1), (out_h, out_w), in_c, out_c, batch)
+    form, _ = choose_form(window, machine, rate, margin)
+    return form.rows.out if form is not None else 1
 
 
 def direct_cycles(

@@ -494,7 +494,8 @@ class Model:
             arrays.append(value)
         shapes = tuple(array.shape for array in arrays)
         instance.sizes = self._open.bind(shapes)
-        self._fitting.add(shapes)
+        if self._plain is not None:
+            self._fitting.add(shapes)
         self._caches.fill(arrays, instance.sizes)
         return arrays, tuple((array.shape, array.dtype, name) for array, name in zip(arrays, self._taken, strict=True))
 

@@ -20,7 +20,7 @@ The bordered rows are memory of the task, which stays in L2, as in a kernel of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,74 +257,59 @@ def _resized(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
             buffers[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name), layout=None)
         return buffers[buffer]
 
-    loops: dict[Any, int] = {}
+    extents: dict[Any, int] = {}
     for realize in _realizes(core):
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
             if iv.var in pictures.pixels:
-                loops[value] = size[pictures.pixels[iv.var]]
-
-    def loop(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if node.loop_var not in loops:
-            return node
-        extent = tirx.const(loops[node.loop_var], str(node.loop_var.ty.dtype))
-        return tirx.For(node.loop_var, node.min, extent, node.kind, node.body, None, node.annotations)
-
-    def block(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        iters = [
-            tirx.IterVar(
-                Range(iv.dom.min, tirx.const(size[pictures.pixels[iv.var]], str(iv.var.ty.dtype))), iv.var, iv.iter_type
-            )
-            if iv.var in pictures.pixels
-            else iv
-            for iv in node.iter_vars
-        ]
-        return SBlock(
-            iters, node.reads, node.writes, node.name_hint, node.body, node.init,
-            [smaller(b) for b in node.alloc_buffers], node.match_buffers, node.annotations,
-        )  # fmt: skip
-
-    body = structural_mutate(core.body, ((tirx.For, loop), (SBlock, block)))
+                extents[value] = extents[iv.var] = size[pictures.pixels[iv.var]]
+    body = _with_extents(core.body, extents, smaller)
     params = [smaller(p) for p in core.params if hasattr(p.ty, "shape")]  # a scalar tensor has an empty one
     body = structural_map(body, (tirx.Var, lambda v: buffers.get(v, v)))
     return tirx.PrimFunc(params, body, core.ret_type, core.attrs, core.span)
 
 
-def _of_one(pictures: Pictures) -> tirx.PrimFunc:
-    """The core function of a kernel that computes squares, for one picture where their number is known: each task has
-    its own. Memory between the blocks keeps its shape, of which TVM allocates what is used."""
-    counted, loops = set[Any](), set[Any]()
-    for realize in _realizes(pictures.core):
-        place = realize.block.annotations.get(COUNT)
-        for index, iv in enumerate(realize.block.iter_vars):
-            if pictures.pixels.get(iv.var) == PICTURE or (place is not None and index == int(place)):
-                counted.add(iv.var)
-                loops.add(realize.iter_values[index])
+def _with_extents(
+    body: Any, extents: Mapping[Any, int], allocated: Callable[[Any], Any] = lambda buffer: buffer
+) -> Any:
+    """Loops and blocks with other extents of some of their variables.
+
+    Args:
+        allocated: what a block has in place of a buffer that it allocates.
+    """
+
+    def extent(var: Any) -> Any:
+        return tirx.const(extents[var], str(var.ty.dtype))
 
     def loop(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if node.loop_var not in loops:
+        node, var = mutator.default_mutate(node), node.loop_var
+        if var not in extents:
             return node
-        one = tirx.const(1, str(node.loop_var.ty.dtype))
-        return tirx.For(node.loop_var, node.min, one, node.kind, node.body, None, node.annotations)
+        return tirx.For(var, node.min, extent(var), node.kind, node.body, None, node.annotations)
 
     def block(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         iters = [
-            tirx.IterVar(Range(iv.dom.min, tirx.const(1, str(iv.var.ty.dtype))), iv.var, iv.iter_type)
-            if iv.var in counted
-            else iv
+            tirx.IterVar(Range(iv.dom.min, extent(iv.var)), iv.var, iv.iter_type) if iv.var in extents else iv
             for iv in node.iter_vars
         ]
         return SBlock(
-            iters, node.reads, node.writes, node.name_hint, node.body, node.init, node.alloc_buffers,
-            node.match_buffers, node.annotations,
+            iters, node.reads, node.writes, node.name_hint, node.body, node.init,
+            [allocated(b) for b in node.alloc_buffers], node.match_buffers, node.annotations,
         )  # fmt: skip
 
-    core = pictures.core
-    body = structural_mutate(core.body, ((tirx.For, loop), (SBlock, block)))
-    return tirx.PrimFunc(core.params, body, core.ret_type, core.attrs, core.span)
+    return structural_mutate(body, ((tirx.For, loop), (SBlock, block)))
+
+
+def _of_one(pictures: Pictures) -> tirx.PrimFunc:
+    """The core function of a kernel that computes squares, for one picture where their number is known: each task has
+    its own. Memory between the blocks keeps its shape, of which TVM allocates what is used."""
+    core, ones = pictures.core, dict[Any, int]()
+    for realize in _realizes(core):
+        place = realize.block.annotations.get(COUNT)
+        for index, iv in enumerate(realize.block.iter_vars):
+            if pictures.pixels.get(iv.var) == PICTURE or (place is not None and index == int(place)):
+                ones[iv.var] = ones[realize.iter_values[index]] = 1
+    return tirx.PrimFunc(core.params, _with_extents(core.body, ones), core.ret_type, core.attrs, core.span)
 
 
 def _in_squares(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:

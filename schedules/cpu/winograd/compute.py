@@ -66,7 +66,6 @@ from tvmopt.schedules.cpu._winograd import (
     choose_form,
     forms,
     output_tile,
-    winograd_cycles,
 )
 from tvmopt.scheduling.byte_cost import Product, float_traffic
 from tvmopt.scheduling.cost_model import choose_tile, shared_panels
@@ -357,9 +356,7 @@ class Plan:
         """Tiles beside each other, which a register tile may take."""
         return int(self.tiles[0] if self.tiles[1] == 1 else self.tiles[1])
 
-    def bordered(
-        self, data: te.Tensor, picture: Sequence[Any], marks: Mapping[str, Any] | None = None
-    ) -> te.Tensor:  # fmt: skip
+    def bordered(self, data: te.Tensor, picture: Sequence[Any], marks: Mapping[str, Any] | None = None) -> te.Tensor:
         """The pictures with their border: [n, phases, y, x, c], or [n, phases, x, 1, c] of signals."""
         zero, (high, wide), (top, left) = tirx.const(0.0, "float32"), picture, self.before
         axes = self.form.rows, self.form.cols
@@ -500,9 +497,7 @@ def float_cycles(product: Product, machine: Machine) -> float | None:
     known = (product.height, product.width, product.channels, product.columns, product.samples)
     if product.taps != (KERNEL, KERNEL) or not product.dense or product.groups > 1 or product.second or 0 in known:
         return None
-    out = output_tile(*known, one)
-    if out == 1:
-        return None
-    rows, cols = -(-product.height // out), -(-product.width // out)
-    form = winograd_cycles(Form.square(out), rows, cols, product.channels, product.columns, product.samples, one)
-    return form + float_traffic(product, one)
+    height, width, channels, columns, samples = known
+    window = Window(product.taps, (1, 1), (height, width), channels, columns, samples)
+    form, cycles = choose_form(window, one)
+    return None if form is None else cycles + float_traffic(product, one)
