@@ -15,6 +15,7 @@ from tvmopt.lowering.align_stores import AlignStores
 from tvmopt.lowering.choose_arms import ChooseArms
 from tvmopt.lowering.hoist_borders import HoistBorders
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
+from tvmopt.lowering.private_buffers import PrivateBuffers
 from tvmopt.lowering.spread_bits import SpreadBits
 from tvmopt.lowering.stream_stores import StreamStores
 from tvmopt.lowering.strided_loads import StridedLoads
@@ -31,7 +32,9 @@ ON_GPUS = frozenset({
 """Passes of threads, of memory that these share, and of what only schedules for GPUs ask for: they walk through a
 kernel for a CPU and change nothing, which took a twentieth of the time of all (ResNet-50, PP-OCRv4's detector)."""
 
-ON_CPUS = frozenset({"tvmopt.ChooseArms", "tvmopt.HoistBorders", "tvmopt.StreamStores", "tvmopt.VectorPieces"})
+ON_CPUS = frozenset({
+    "tvmopt.ChooseArms", "tvmopt.HoistBorders", "tvmopt.PrivateBuffers", "tvmopt.StreamStores", "tvmopt.VectorPieces",
+})  # fmt: skip
 """Passes of ours that are for CPUs alone."""
 
 
@@ -47,9 +50,9 @@ def loop_passes() -> list[Any]:
         KeepRemainders, t.FlattenBuffer(), PlainRemainders,
         t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, VectorPieces, AlignStores,
         t.VectorizeLoop(),
-        s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), ChooseArms,
-        HoistBorders, t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(),
-        s.RewriteUnsafeSelect(), StreamStores, t.CommonSubexprElim(),
+        s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), PrivateBuffers,
+        s.HoistIfThenElse(), ChooseArms, HoistBorders, t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
+        t.RemoveNoOp(), s.RewriteUnsafeSelect(), StreamStores, t.CommonSubexprElim(),
         t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
         s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
         s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, StridedLoads, t.SplitHostDevice(),

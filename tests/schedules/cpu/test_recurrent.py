@@ -183,6 +183,19 @@ def test_rounded_states_where_cores_share_steps(hidden, shared):
     check_rounded(6, 2, 2, hidden, given="h0 lengths")
 
 
+@pytest.mark.parametrize("kind", ["int8", "float32"])
+@pytest.mark.parametrize("hidden", [130, 600, 1100])
+def test_cores_that_share_steps_round_in_memory_of_their_own(hidden, kind, shared):
+    """They shared it: one overwrote what another was multiplying, and each run gave other results."""
+    spec = Spec("LSTM", (USUAL["LSTM"],), operands=("scale",))
+    values = operands(spec, 5, 1, 1, hidden)
+    values["recurrence"] = values["recurrence"].astype(kind)
+    vm = relax.VirtualMachine(pipeline.build(pipeline.lower(module(spec, values), MACHINE), MACHINE), tvm.cpu())
+    given = [tvm.runtime.tensor(a) for n, a in values.items() if n != "recurrence"]
+    found = {b"".join(t.numpy().tobytes() for t in vm["main"](*given)) for _ in range(2000 if hidden < 200 else 300)}
+    assert len(found) == 1
+
+
 def test_rounded_states_of_zeros_and_of_the_largest_integers():
     """A range of nothing has the step 1; sums of 255 * -128 stay exact."""
     spec = Spec("LSTM", (USUAL["LSTM"],), operands=("h0", "scale"))
