@@ -20,6 +20,7 @@ import pytest
 
 from tests.waiting import until
 from tvmopt import children
+from tvmopt.analysis import verify
 from tvmopt.errors import ModelError, UnsupportedOp
 
 HERE = {"PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
@@ -210,6 +211,23 @@ def test_another_environment_takes_another_child(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TVMOPT_OF_LATER", "1")
     assert children.call("tests.test_children:who", {})[0] == ""
     assert process.poll() is not None and not Path(folder.name).exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_the_child_that_verifies_is_started_ahead(tmp_path: Path) -> None:
+    verify.prepare()
+    (_, (_, process, _)) = children._ahead[0]
+    with verify.Verification(tmp_path / "none.onnx") as started:
+        assert started._child._process is process and not children._ahead
+
+
+@pytest.mark.usefixtures("here")
+def test_a_child_that_is_not_needed_ends_at_once() -> None:
+    children.prepare("tests.test_children:ready")
+    (_, (folder, process, _)) = children._ahead[0]
+    children.dismiss()
+    assert process.poll() is not None and not children._ahead and not Path(folder.name).exists()
+    children.dismiss()
 
 
 @pytest.mark.usefixtures("here")

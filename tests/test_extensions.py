@@ -79,20 +79,31 @@ def test_a_registered_extension_takes_part(plugin: Any) -> None:
     assert compiled.manifest.options["extensions"] == ["plugin"]
 
 
-def test_an_installed_package_is_found_in_the_child_process(tmp_path: Path) -> None:
-    """What `pip install` leaves: the module, and the entry point in its metadata."""
-    (tmp_path / "my_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "my_plugin-1.2.dist-info"
+def compiled_with(folder: Path, plugin: str) -> subprocess.CompletedProcess[str]:
+    """The command, where what `pip install` leaves of a plugin is in this folder: the module, and the entry point."""
+    (folder / "my_plugin.py").write_text(plugin)
+    info = folder / "my_plugin-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[tvmopt.extensions]\nmine = my_plugin\n")
-    onnx.save(model(), tmp_path / "m.onnx")
+    onnx.save(model(), folder / "m.onnx")
     program = str(Path(sys.executable).parent / "tvmopt")
-    command = [program, "compile", str(tmp_path / "m.onnx"), "--no-verify", "--json"]
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    command = [program, "compile", str(folder / "m.onnx"), "--no-verify", "--json"]
+    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_an_installed_package_is_found_in_the_child_process(tmp_path: Path) -> None:
+    done = compiled_with(tmp_path, PLUGIN)
     assert done.returncode == 0, done.stderr
     assert "the extension mine 1.2 took part" in done.stdout
+
+
+def test_a_conversion_that_ends_the_process_is_told_as_such(tmp_path: Path) -> None:
+    """The process that compiles does not try it apart, and dies of it: then a second one finds out what it died of."""
+    done = compiled_with(tmp_path, PLUGIN.replace("return relax", "import os; os.kill(os.getpid(), 11); return relax"))
+    assert done.returncode == 2 and "The conversion of this model crashes (SIGSEGV)" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ written, and nobody needs to read where Python was. Later all of them interrupt 
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -30,6 +31,7 @@ def main() -> int:
     code = left(command())
     for number in ours:
         signal.signal(number, signal.SIG_IGN)  # all is done: Python only clears up
+    gc.freeze()  # and need not look for garbage, which takes 0.1 s
     return code
 
 

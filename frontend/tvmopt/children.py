@@ -43,6 +43,10 @@ KILLED = "SIGKILL"
 """What ends a process from outside."""
 
 
+expendable = False
+"""Whether this process may end where others have a child do what may end it: who started it then does that."""
+
+
 class Crash(TvmoptError):
     """The child ended without an answer.
 
@@ -171,14 +175,17 @@ _ahead: list[tuple[dict[str, str], Started]] = []
 """The child that was started before its function was known, with its environment."""
 
 
-def prepare(function: str) -> None:
+def prepare(function: str, environment: Mapping[str, str] | None = None) -> None:
     """Start a child that the next :func:`call` takes: it calls ``"module:function"`` meanwhile, which imports what is
     needed for sure. This process then looks at what it is asked, and reads files, at the same time.
 
     Where nobody takes it, it ends with this process.
+
+    Args:
+        environment: variables of its own, which the call must ask for, too.
     """
     if not _ahead:
-        variables = dict(os.environ)
+        variables = {**os.environ, **(environment or {})}
         _ahead.append((variables, _start(variables)))
         atexit.register(_drop, os.getpid())
         with suppress(BrokenPipeError):
@@ -194,10 +201,15 @@ def _prepared(variables: dict[str, str]) -> Started | None:
         return None
     own, started = _ahead[0]
     if own != variables or started[1].poll() is not None:
-        _drop(os.getpid())
+        dismiss()
         return None
     _ahead.clear()
     return started
+
+
+def dismiss() -> None:
+    """End the child that was started ahead, if there is one: nobody will take it."""
+    _drop(os.getpid())
 
 
 def _drop(owner: int) -> None:

@@ -13,6 +13,9 @@ from typing import Any, Literal
 from tvmopt.errors import ArtifactError, reason
 from tvmopt.plain import plain, typed
 
+IMPORTING = "importing"
+"""The first stage of a compile, in which what the file says is trusted least."""
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -1,9 +1,11 @@
 """How far a tensor may be from the oracle's: slices, scales, single elements, steps, shares of a product."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tvmopt.analysis.deviation import LIMITS, deviation, slope
+from tvmopt.analysis.deviation import LIMITS, agreement, deviation, slope, small
 from tvmopt.analysis.walk import along
 
 FILLS = [-3.4e38, float(np.finfo(np.float32).min), -np.inf, -1e4]
@@ -91,7 +93,8 @@ def test_rounding_along_a_product_is_no_share_of_it() -> None:
 
     def judged(share: float, *rounded: float) -> bool:
         naturals = [(1 + r) * product for r in rounded]
-        return along(one, product, (1 + share) * product, [product], "bf16", np.dtype("f"), naturals).ok
+        apart = replace(one, max_error=share * float(np.abs(product).max()))
+        return along(apart, product, (1 + share) * product, [product], "bf16", np.dtype("f"), naturals).ok
 
     assert judged(0.005) and not judged(0.02)
     assert judged(0.02, 0.015, -0.001) and not judged(0.02, 0.005)
@@ -160,3 +163,47 @@ def test_a_single_element_of_16_bits_is_as_wrong_as_its_own_size_and_the_roundin
         assert deviation("y", exact, found, LIMITS["bf16"], naturals).ok
         found[small] += rms / 10
         assert not deviation("y", exact, found, LIMITS["bf16"], naturals).ok
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_clearly_agrees_agrees(seed) -> None:
+    """The short comparison says nothing, or what the whole one says: also of relus, fills, NaN and single errors."""
+    rng = np.random.default_rng(seed)
+    for shape in ((1,), (7, 9), (1, 16, 33, 17), (4, 64, 31)):
+        exact = rng.standard_normal(shape).astype(np.float32) * np.float32(10.0 ** rng.integers(-14, 18))
+        if seed % 2:
+            exact = np.maximum(exact, 0)
+        if seed % 3 == 0:
+            exact.flat[0] = rng.choice([np.nan, np.inf, -3.4e38, 2e3, 0.0])
+        with np.errstate(all="ignore"):
+            found = exact * (1 + np.float32(10.0 ** rng.integers(-8, -3)) * rng.standard_normal(shape).astype("f"))
+        if seed % 4 == 0:
+            found.flat[-1] = rng.choice([np.nan, np.inf, 0.0, 1.0])
+        found = found.astype(np.float32)
+        one, whole = (judged("y", exact, found, LIMITS["fp32"]) for judged in (agreement, deviation))
+        assert one is None or (one.ok and whole.ok)
+        if one is not None:
+            assert one.max_error == pytest.approx(whole.max_error) and one.scale == pytest.approx(whole.scale)
+            assert one.mean_error == pytest.approx(whole.mean_error, rel=1e-3) and whole.excess <= one.excess
+
+
+def test_most_kernels_clearly_agree() -> None:
+    """What a right kernel of float32 makes is told by the short comparison; one wrong element among many is not."""
+    a, b = np.random.default_rng(0).standard_normal((2, 256, 256)).astype(np.float32)
+    exact = (a.astype(np.float64) @ b).astype(np.float32)
+    found = a @ b
+    assert agreement("y", exact, found, LIMITS["fp32"]) is not None
+    found[200, 3] += 0.01
+    assert agreement("y", exact, found, LIMITS["fp32"]) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_small_error_is_a_small_share(seed) -> None:
+    """By the short way no error is called small that is a larger share of a product."""
+    rng = np.random.default_rng(seed)
+    product = rng.standard_normal((64, 64)).astype(np.float32)
+    exact = np.maximum(product - seed, 0) if seed else product + 9
+    for share in (1e-4, 1e-3, 3e-3, 1e-2):
+        found = exact + share * product * (exact != 0)
+        error = float(np.abs(found - exact).max())
+        assert not small(error, exact, product, 2e-3) or abs(slope(exact, found, product)) <= 2e-3

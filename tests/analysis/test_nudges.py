@@ -9,6 +9,7 @@ from onnx import ModelProto, helper, numpy_helper
 import tvmopt
 from tests.debug.nets import saved
 from tvmopt.analysis.examine import Examiner
+from tvmopt.analysis.judge import Truth
 from tvmopt.analysis.verify import Reference
 from tvmopt.errors import TvmoptError
 
@@ -67,3 +68,44 @@ def test_what_is_wrong_is_none_of_it(waves: tuple[ModelProto, Path], share: floa
     reference = Reference(path)
     examined = Examiner(compiled, "", model, rerun=reference.run).quickly(FEEDS, reference.run(FEEDS))
     assert not examined.ok
+
+
+@pytest.fixture
+def differences(tmp_path: Path) -> tuple[ModelProto, Path]:
+    """Differences of sums that are nearly equal: rounding of the sums is a larger part of them, and the kernel that
+    subtracts rounds nothing."""
+    rng = np.random.default_rng(0)
+    first = rng.random((TERMS, 64)).astype("f")
+    first[:, 1::2] = first[:, ::2] + 1e-3 * rng.random((TERMS, 32)).astype("f")
+    second = np.zeros((64, 32), "f")
+    second[np.arange(0, 64, 2), np.arange(32)], second[np.arange(1, 64, 2), np.arange(32)] = 1024, -1024
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Relu", ["p"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(first, "w"), numpy_helper.from_array(second, "v")]
+    graph = helper.make_graph(nodes, "g", [INFO("x", 1, [ROWS, TERMS])], [INFO("y", 1, [ROWS, 32])], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    saved(model, tmp_path / "differences.onnx")
+    return model, tmp_path / "differences.onnx"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_right_kernels_need_no_runs_that_round(
+    differences: tuple[ModelProto, Path], monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Outputs that differ by more than one rounding are right where every kernel is; else such runs are made."""
+    model, path = differences
+    feeds = {"x": np.random.default_rng(1).random((ROWS, TERMS)).astype("f")}
+    other = ModelProto.FromString(model.SerializeToString())
+    weight = numpy_helper.to_array(other.graph.initializer[1]).copy()
+    weight[::2, 7] *= 1 + 1e-3 * wrong
+    other.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight, "v"))
+    examiner = Examiner(tvmopt.compile(other, verify=False, records=False).model, "", model, brief=True)
+    asked = []
+    naturals = Truth.naturals
+    monkeypatch.setattr(Truth, "naturals", lambda truth, precision: asked.append(1) or naturals(truth, precision))
+    plain = examiner.judge.plainly(examiner.judge.truth(feeds), examiner.model.run(feeds))
+    assert not plain.ok
+    assert examiner.fully(feeds, Reference(path).run(feeds)).ok is not wrong and bool(asked) is wrong

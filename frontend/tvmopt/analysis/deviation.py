@@ -41,6 +41,8 @@ SQUARABLE = (1e-12, 1e15)
 UNMOVED = "elements differ where rounding changes nothing"
 BEYOND = 8.0
 """How many times what a run that only rounds differs a number may be from the largest one of its type."""
+FILLS = 1e3
+"""No number below this is a fill."""
 FILL = 100.0
 """How much larger than all other values a fill is."""
 
@@ -123,7 +125,7 @@ def counted(exact: Array, finite: Array) -> Array:
     for _ in range(3):
         chosen = sizes[keep] if not keep.all() else sizes
         top = float(chosen.max(initial=0.0))
-        if top < 1e3:
+        if top < FILLS:
             break
         group = keep & (sizes >= top / 2)
         rest = keep & ~group
@@ -178,6 +180,46 @@ def deviation(
         peer_error=float(_natural(a, peer, finite).max()) if peer is not None and peer.shape == a.shape else -1.0,
         excess=ratio,
         numbers=bool(finite.any() or np.isfinite(a).any()),
+    )
+
+
+def agreement(name: str, exact: Array, found: Array, limits: Limits) -> OutputComparison | None:
+    """The comparison of a tensor no element of which differs by more than a slice of any scale is allowed, in a fifth of
+    the time; None where more has to be looked at. Its tolerance is that least one.
+
+    >>> exact = np.ones((2, 40), np.float32)
+    >>> near, far = (agreement("y", exact, exact * (1 + e), LIMITS["fp32"]) for e in (1e-6, 1e-4))
+    >>> near.ok, far
+    (True, None)
+    """
+    plain = exact.dtype in (np.float32, np.float64) and found.dtype == exact.dtype and exact.shape == found.shape
+    if not plain or exact.size == 0 or limits.rms > LIMITS["fp32"].rms:
+        return None
+    low, high = float(exact.min()), float(exact.max())
+    scale = max(-low, high)
+    if not SQUARABLE[0] < scale < FILLS:  # also where it is NaN
+        return None
+    with np.errstate(all="ignore"):
+        error = found - exact
+        least, most = float(error.min()), float(error.max())
+        largest_error = max(-least, most)
+        flat = exact.reshape(-1)
+        allowed = limits.cross * float(np.sqrt(np.dot(flat, flat) / exact.size))
+        if not (np.isfinite(least) and largest_error < allowed):
+            return None
+    worst = np.unravel_index(int(error.argmax() if most == largest_error else error.argmin()), error.shape)
+    return OutputComparison(
+        name,
+        max_error=largest_error,
+        mean_error=float(np.abs(error, out=error).mean()),
+        scale=scale,
+        tolerance=allowed / scale,
+        needed=largest_error / scale,
+        worst=tuple(map(int, worst)),
+        expected=float(exact[worst]),
+        found=float(found[worst]),
+        spread=high - low,
+        excess=largest_error / allowed,
     )
 
 
@@ -306,6 +348,24 @@ def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> f
             p, error = (x * keep if plain else np.where(keep, x, 0) for x in (p, error))
         power = float(np.dot(p, p))
         return float(np.dot(error, p)) / power if np.isfinite(power) and power > 0 else 0.0
+
+
+def small(error: float, exact: Array, product: Array, limit: float) -> bool:
+    """Whether no error of at most this size can have a :func:`slope` of `limit`, in a quarter of the time.
+
+    By the Cauchy-Schwarz inequality a slope is at most the norm of the error over that of the product, both over the
+    elements that are not zero.
+
+    >>> p = np.random.default_rng(0).standard_normal((64, 64))
+    >>> small(1e-3, p + 9, p, 2e-3), small(1e-2, p + 9, p, 2e-3)
+    (True, False)
+    """
+    if product.size != exact.size:
+        return True
+    with np.errstate(all="ignore"):
+        part = product.reshape(-1) * (exact.reshape(-1) != 0)
+        norm = float(np.sqrt(np.dot(part, part)))
+    return bool(np.isfinite(norm)) and error * float(np.sqrt(part.size)) < limit * norm
 
 
 def spread(exact: Array, found: Array) -> Array:

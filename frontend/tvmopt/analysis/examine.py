@@ -99,6 +99,8 @@ class Examiner:
         rtol, atol: the user's, in place of what follows from rounding.
         judge: one of `prepared` with these tolerances, where there is one.
         rerun: asks onnxruntime again.
+        brief: only whether kernels and outputs are right is asked, not how much they may differ: then kernels come
+            before runs that only round, which need not be made where all kernels are right.
 
     The nodes of `prepared` whose rows the artifact rounds to 8 bits are marked (:mod:`tvmopt.analysis.rounds`), and
     those that make caches which it rounds (:mod:`tvmopt.analysis.kept`).
@@ -109,9 +111,9 @@ class Examiner:
 
     def __init__(
         self, model: Any, path: Any, prepared: Any, rtol: Tolerance = None, atol: Tolerance = None,
-        judge: Judge | None = None, rerun: Rerun | None = None,
+        judge: Judge | None = None, rerun: Rerun | None = None, brief: bool = False,
     ) -> None:  # fmt: skip
-        self.rerun = rerun
+        self.rerun, self.brief = rerun, brief
         self.model, self.path, self.prepared = model, path, prepared
         self.precision = model.manifest.precision
         self.rounded = rounded_by(model.manifest.report)
@@ -190,13 +192,20 @@ class Examiner:
     def _against_oracle(self, run: Run, always: bool) -> Examined:
         """Outputs against the oracle, and kernels: `always`, or where an output differs."""
         truth = self.judge.truth(run.feeds, run.outputs)
-        compared = self.judge(truth, run.outputs, run.peer)
-        found = Found()
-        if run.seen and (always or not compared.ok):
-            found = check_kernels(self.prepared, run.feeds, self._settled(run, compared), run.seen, self.precision)
+        # where values decide sizes, the judge says which outputs kernels are compared with
+        kernels_first = self.brief and always and bool(run.seen) and not (self.judge.overruled or self.judge.selections)
+        judged = self.judge.plainly if kernels_first else self.judge
+        compared = judged(truth, run.outputs, run.peer)
+        found = self._kernels(run, compared) if run.seen and (always or not compared.ok) else Found()
+        if kernels_first and not ruled(compared, found).ok:
+            compared = self.judge(truth, run.outputs, run.peer)
         if not self.judge.overruled:
             compared = ruled(compared, found)
         return Examined(compared, found.kernel, found.compared, notes=tuple(truth.notes), kernels=found.kernels)
+
+    def _kernels(self, run: Run, compared: Comparison) -> Found:
+        outputs = self._settled(run, compared)
+        return check_kernels(self.prepared, run.feeds, outputs, run.seen, self.precision, self.brief)
 
     def _settled(self, run: Run, compared: Comparison) -> dict[str, Array]:
         """Outputs that kernels are compared with: those of a size that values decide only where the judge refuses them,

@@ -305,13 +305,21 @@ class Judge:
         limits = replace(limits, rms=limits.rms * slack, cross=limits.cross * slack)
         return self._overruled(deviation(name, theirs, self._less(name, theirs, ours), limits, naturals))
 
+    def plainly(
+        self, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None = None, precision: str = ""
+    ) -> Comparison:
+        """The same as a call says without runs that only round: what differs here may yet be right."""
+        precision, peer = precision or self.precision, None if truth.caches else peer
+        plain = [self._one(n, truth, found, peer, precision, ()) for n in self.names]
+        plain += [OutputComparison(n, "not an output of the reference") for n in found if n not in self.names]
+        return Comparison(tuple(plain))
+
     def __call__(
         self, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None = None, precision: str = ""
     ) -> Comparison:
         """Outputs against the oracle's, onnxruntime's error beside them where `peer` is given, and rounds no caches."""
         precision, peer = precision or self.precision, None if truth.caches else peer
-        plain = [self._one(n, truth, found, peer, precision, ()) for n in self.names]
-        plain += [OutputComparison(n, "not an output of the reference") for n in found if n not in self.names]
+        plain = self.plainly(truth, found, peer, precision).outputs
         failed = {o.name for o in plain if not o.ok}
         if (
             not truth.chosen
@@ -322,7 +330,7 @@ class Judge:
             if other is not truth:
                 return self(other, found, peer, precision)
         if all(o.ok or of_output(self.rtol, o.name) is not None for o in plain):
-            return Comparison(tuple(plain))
+            return Comparison(plain)
         naturals = truth.naturals(precision)
         rows = self._by_rows(truth, found, peer, precision, failed)
         results = []

@@ -75,13 +75,15 @@ class Found:
 
 
 def check_kernels(
-    model: Any, feeds: Mapping[str, Array], outputs: Mapping[str, Array], seen: Sequence[Seen], precision: str
-) -> Found:
+    model: Any, feeds: Mapping[str, Array], outputs: Mapping[str, Array], seen: Sequence[Seen], precision: str,
+    brief: bool = False,
+) -> Found:  # fmt: skip
     """Compare every kernel's result that is a tensor of the model.
 
     Args:
         model: prepared: the graph whose nodes the kernels name.
         outputs: of the compiled model in the same run.
+        brief: see :class:`Walk`.
     """
     kernels = kernels_of(model, seen, feeds)
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
@@ -97,7 +99,9 @@ def check_kernels(
         spreads = spreading(model, recorder.hurt)
     told = {n: a for n, a in outputs.items() if n not in chosen and n not in caches}
     local = Local(model, feeds, precision, limits_of(precision, np.dtype(np.float32)).rms)
-    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), local, {*chosen, *caches, *held}, spreads)
+    walk = Walk(
+        precision, told, kernels, grids, Doubles(oracle.graph), local, {*chosen, *caches, *held}, spreads, brief
+    )
     walk.begin(feeds)
     walk.taken.update(held)
     oracle.run(feeds, observe=walk, known=held or None)

@@ -206,6 +206,13 @@ def floats_of(given: onnx.ValueInfoProto, asked: Any) -> TensorInfo | None:
     return TensorInfo(given.name, tuple(sizes), dtype) if dtype in FLOATS else None
 
 
+def warm() -> None:
+    """In a child that was started ahead: import what every model needs, besides this module."""
+    import onnxruntime  # noqa: F401
+
+    import tvmopt.importer  # noqa: F401
+
+
 def in_child(
     model: str, rtol: float | None, apart: bool, shapes: Mapping[str, Any] | None, progress: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -255,7 +262,7 @@ def in_child(
         name = name or ahead.name
         progress("running the compiled model")
         try:
-            examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge, rerun=rerun)
+            examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge, rerun=rerun, brief=True)
             name = "" if examiner.keeps else name
             for seed, done in examined(examiner, ahead, progress):
                 found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))

@@ -49,6 +49,16 @@ def reference_threads() -> int:
     return max(1, usable_cores() // 2)
 
 
+def _environment() -> dict[str, str]:
+    """Variables of the child's environment that are not this process's."""
+    return {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
+
+
+def prepare() -> None:
+    """Start the child that the next :class:`Verification` takes: it imports what it needs meanwhile."""
+    children.prepare("tvmopt.analysis.trials:warm", _environment())
+
+
 @dataclass(frozen=True)
 class Trial:
     """One set of inputs.
@@ -155,9 +165,8 @@ class Verification:
         shapes: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.model, self._rtol, self._apart = model, rtol, apart
-        threads = {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
         arguments = {"model": str(model), "rtol": rtol, "apart": apart, "shapes": shapes}
-        self._child = children.Child("tvmopt.analysis.trials:in_child", arguments, environment=threads)
+        self._child = children.Child("tvmopt.analysis.trials:in_child", arguments, environment=_environment())
         self._told = False
 
     def begin(self, inputs: Sequence[TensorInfo], values: Mapping[str, Any], precision: str) -> None:

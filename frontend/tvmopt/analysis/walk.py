@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, is_coarse, limits_of, nearly, slope, spread
+from tvmopt.analysis.deviation import SLOPE, agreement, deviation, is_coarse, limits_of, nearly, slope, small, spread
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.local import Local
@@ -95,7 +95,11 @@ class Kernel:
 
 @dataclass
 class Walk:
-    """One pass of the oracle along the kernels: sees each tensor as it is made."""
+    """One pass of the oracle along the kernels: sees each tensor as it is made.
+
+    Attributes:
+        brief: what is allowed of a tensor need not be told where it clearly agrees.
+    """
 
     precision: str
     outputs: Mapping[str, Array]
@@ -105,6 +109,7 @@ class Walk:
     local: Local
     skipped: Collection[str] = ()
     spreads: Collection[str] = ()
+    brief: bool = False
     taken: dict[str, Value] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
@@ -257,8 +262,9 @@ class Walk:
             return self.grids.compared(name, exact, found, naturals)
         own = name.removesuffix(PLAIN)
         found = spread(exact, found) if own in self.spreads else found
-        kind = self.doubles.kind(own, kind)
-        return deviation(name, exact, found, limits_of(self.precision, kind), naturals)
+        limits = limits_of(self.precision, self.doubles.kind(own, kind))
+        clear = agreement(name, exact, found, limits) if self.brief else None
+        return clear or deviation(name, exact, found, limits, naturals)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = Value(found, value.kind)
@@ -290,7 +296,7 @@ def mean_size(array: Array) -> float:
     if not array.size:
         return 0.0
     with np.errstate(all="ignore"):
-        total = float(np.abs(array).sum(dtype=np.float64)) if array.dtype.kind == "f" else np.inf
+        total = float(np.abs(array).sum()) if array.dtype in (np.float32, np.float64) else np.inf
     if total < 1e30:  # all of them are finite, and smaller
         return total / array.size
     sizes = np.abs(array.astype(np.float64))
@@ -313,10 +319,13 @@ def along(
     if not one.ok or exact.dtype.kind != "f":
         return one
     epsilon = float(ml_dtypes.finfo(kind).eps) if is_real(kind) and kind.itemsize < 4 else 0.0
+    limit = SLOPE.get(precision, SLOPE["fp32"])
     itself = [exact] if naturals and is_coarse(precision, kind) else []
     for product in [*products, *itself]:
-        share = slope(exact, found, product, epsilon) if product is not None else 0.0
-        if product is None or abs(share) <= SLOPE.get(precision, SLOPE["fp32"]):
+        if product is None or (not epsilon and small(one.max_error, exact, product, limit)):
+            continue
+        share = slope(exact, found, product, epsilon)
+        if abs(share) <= limit:
             continue
         usual = max((abs(slope(exact, n, product, epsilon)) for n in naturals), default=0.0)
         if abs(share) > LEANING * usual:

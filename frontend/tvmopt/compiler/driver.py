@@ -28,7 +28,7 @@ from tvmopt.compiler.llvm import Llvm
 from tvmopt.compiler.request import Request, as_file, source_hash
 from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
 from tvmopt.errors import ArtifactError, ModelError, ScheduleError, TvmoptError, collect
-from tvmopt.report import DecisionLog, Report
+from tvmopt.report import IMPORTING, DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact, LaidOut, read
 from tvmopt.runtime.draft import Draft
 from tvmopt.runtime.manifest import Manifest
@@ -221,7 +221,7 @@ def lower(request: Request, stages: Stages, lookup: RecordLookup | None = None) 
 def _imported(request: Request, stages: Stages) -> Imported:
     from tvmopt.importer import import_model
 
-    with stages.stage("importing"):
+    with stages.stage(IMPORTING):
         imported = import_model(request.whole, dict(request.shapes), dict(request.values))
     _check_borders(imported)
     return imported

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tvmopt
+from tvmopt import children
 from tvmopt.cache import Artifacts
 from tvmopt.compiler.request import Request, source_hash
 from tvmopt.errors import ArtifactError
@@ -115,6 +116,7 @@ class Kept:
         path = self.cache.find(self._key(model)) if model else None
         if path is None:
             return None
+        children.dismiss()  # a compile is hardly needed any more, and reading goes faster alone
         with suppress(ArtifactError):
             found = read(path)
             if getattr(found, "manifest", found).model_sha256 == model:

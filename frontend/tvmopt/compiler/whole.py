@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from tvmopt.compiler.carchive.asked import CArchive, check_sizes
 from tvmopt.compiler.kept import Kept
 from tvmopt.compiler.request import Request, as_file
 from tvmopt.files import copied
-from tvmopt.report import Report
+from tvmopt.report import IMPORTING, Report
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.draft import Draft
 from tvmopt.targets.memory import give_back
@@ -112,8 +113,14 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
         "cache": order.cache,
         "emit": order.emit,
     }
+    call = partial(children.call, "tvmopt.compiler.whole:in_child", progress=progress)
     try:
-        answer = children.call("tvmopt.compiler.whole:in_child", arguments, progress=progress)
+        try:
+            answer = call(arguments | {"careful": False})
+        except children.Crash as crash:
+            if crash.stage != IMPORTING or crash.bug:
+                raise
+            answer = call(arguments | {"careful": True})  # it says what step of the import this model crashes
     except children.Crash as crash:
         raise crash.of_compile(request.source) from crash
     archive = CArchive(**answer["archive"]) if answer["archive"] else None
@@ -144,10 +151,16 @@ def _also(progress: Progress | None) -> Progress | None:
     return (lambda stage: progress(f"what it looks at: {stage}")) if progress else None
 
 
-def warm() -> None:
-    """In a child that was started ahead: import what every compile needs."""
-    from tvmopt.runtime.library import load_compiler
+def warm(verify: bool = True) -> None:
+    """In a child that was started ahead: import what every compile needs, and let the process that verifies do so, too.
+    It is not the first thing to do: the command's own process may yet find the artifact in the cache."""
+    from tvmopt.runtime.library import ffi, load_compiler
 
+    ffi()
+    if verify:
+        from tvmopt.analysis.verify import prepare
+
+        prepare()
     load_compiler()
     from tvmopt import pipeline  # noqa: F401
     from tvmopt.compiler import driver  # noqa: F401
@@ -157,8 +170,18 @@ def warm() -> None:
     families("llvm")
 
 
-def in_child(*, request: dict[str, Any], kept: str, progress: Progress, **order: Any) -> dict[str, Any]:
-    """The child's part of :func:`isolated`."""
+def warm_unverified() -> None:
+    """The same for a compile whose result is not verified."""
+    warm(verify=False)
+
+
+def in_child(*, request: dict[str, Any], kept: str, careful: bool, progress: Progress, **order: Any) -> dict[str, Any]:
+    """The child's part of :func:`isolated`.
+
+    Args:
+        careful: steps that may end it are done in processes of their own, all of them.
+    """
+    children.expendable = not careful
     asked = Request.from_dict(request)
     place = Kept(Artifacts.default(), kept, asked.source) if kept else None
     _, report, path, archive = _compiled(asked, Order(**order), place, progress)

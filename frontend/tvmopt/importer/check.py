@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from tvmopt import children
 from tvmopt.errors import ModelError, UnsupportedOp, collect
 from tvmopt.importer.contrib import HANDLERS as EXPANDED
 from tvmopt.importer.converters import CONVERTERS
@@ -80,9 +81,11 @@ def checked_import(model: onnx.ModelProto) -> Imported:
 def _converted(model: onnx.ModelProto) -> Imported:
     """The conversion, tried out in a child process first: TVM's C++ trusts what it is given.
 
-    The trial reads no large weights: it costs a tenth of a second for a ResNet-50.
+    The trial reads no large weights: it costs a tenth of a second for a ResNet-50. A process that is expendable does
+    without.
     """
-    isolated(lambda: to_relax(model, trial=True) and None, "conversion", model.graph.name)
+    if not children.expendable:
+        isolated(lambda: to_relax(model, trial=True) and None, "conversion", model.graph.name)
     return to_relax(model)
 
 

@@ -164,11 +164,11 @@ def widened(array: Any, work: Any) -> Array:
 
 def limit(array: Array, kind: np.dtype[Any]) -> Array:
     """Infinity where the declared type has no larger number: engines overflow there."""
-    if kind == np.float64 or array.dtype.kind != "f" or not array.size:
+    if kind in (np.float64, array.dtype) or array.dtype.kind != "f" or not array.size:
         return array
     top = float(ml_dtypes.finfo(kind).max)
     largest = max(float(np.fmax.reduce(array, axis=None)), -float(np.fmin.reduce(array, axis=None)))
-    if array.dtype == kind or largest <= top:
+    if largest <= top:
         return array
     finite = np.isfinite(array)
     over = finite & (np.abs(array) > top * (1 + 2.0 ** -(ml_dtypes.finfo(kind).nmant + 2)))
