@@ -184,8 +184,8 @@ def deviation(
 
 
 def agreement(name: str, exact: Array, found: Array, limits: Limits) -> OutputComparison | None:
-    """The comparison of a tensor no element of which differs by more than a slice of any scale is allowed, in a fifth of
-    the time; None where more has to be looked at. Its tolerance is that least one.
+    """The comparison of a tensor no element of which differs by more than a slice of any scale is allowed, in a fifth
+    of the time; None where more has to be looked at. Its tolerance is that least one.
 
     >>> exact = np.ones((2, 40), np.float32)
     >>> near, far = (agreement("y", exact, exact * (1 + e), LIMITS["fp32"]) for e in (1e-6, 1e-4))
