@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -49,15 +50,23 @@ AT_ONCE = 1 << 28
 """Weights of a model up to which its references run while it is compiled: both need memory for several copies."""
 
 
-UNVERIFIED = "not verified: "
-UNVARYING = "the outputs hardly vary (untrained weights?): that they agree proves little"
+def warnings_of(accuracy: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an accuracy warns of, in words: other weights make it untrue.
 
-NUMBERLESS = "with the inputs that were tried, every value was NaN or infinite of "
-
-
-def of_numbers(warning: str) -> bool:
-    """Whether a report's warning is verification's, which other weights make untrue."""
-    return warning.startswith((UNVERIFIED, NUMBERLESS)) or warning == UNVARYING
+    >>> warnings_of({"verified": False, "reason": "there is no GPU here"}), warnings_of({})
+    (('not verified: there is no GPU here',), ())
+    """
+    if not accuracy:
+        return ()
+    if not accuracy["verified"]:
+        return (f"not verified: {accuracy['reason']}",)
+    if outputs := accuracy.get("numberless"):
+        others = ", and the others hardly vary" if accuracy.get("degenerate") else ""
+        told = f"with the inputs that were tried, every value was NaN or infinite of {', '.join(outputs)}"
+        return (f"{told}, which is not verified{others}; {OTHER_INPUTS}",)
+    if accuracy.get("degenerate"):
+        return ("the outputs hardly vary (untrained weights?): that they agree proves little",)
+    return ()
 
 
 def early(machine: Machine) -> bool:
@@ -129,15 +138,7 @@ def verified(
             else verify(artifact, model, rtol=tolerance, progress=progress)
         )
         accuracy = found.as_accuracy()
-    warnings = report.warnings
-    if not accuracy["verified"]:
-        warnings += (UNVERIFIED + accuracy["reason"],)
-    else:
-        if outputs := accuracy.get("numberless"):
-            others = ", and the others hardly vary" if accuracy["degenerate"] else ""
-            warnings += (f"{NUMBERLESS}{', '.join(outputs)}, which is not verified{others}; {OTHER_INPUTS}",)
-        elif accuracy["degenerate"]:
-            warnings += (UNVARYING,)
+    warnings = report.warnings + warnings_of(accuracy)
     report = replace(report, accuracy=accuracy, warnings=warnings)
     kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
     return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.children import Progress
-from tvmopt.compiler.accuracy import of_numbers
+from tvmopt.compiler.accuracy import warnings_of
 from tvmopt.compiler.backend import Backend, Code, why
 from tvmopt.compiler.cuda import Cuda
 from tvmopt.compiler.dump import Dumper
@@ -199,7 +199,8 @@ def refit(artifact: Artifact, request: Request, progress: Progress | None = None
             where=f"{artifact.where}: {old.structure[:12]}, model: {lowered.structure[:12]}",
             fix="refit needs the same graph, shapes and scalar constants; compile the model instead",
         )
-    kept = [text for text in old.report.get("warnings", ()) if not of_numbers(text)]
+    untrue = warnings_of(old.accuracy)
+    kept = [text for text in old.report.get("warnings", ()) if text not in untrue]
     report = {**old.report, "model": request.title, "accuracy": {}, "warnings": kept}
     manifest = Manifest(
         **{
