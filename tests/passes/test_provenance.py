@@ -81,6 +81,23 @@ def test_convolutions_through_a_whole_layout_change() -> None:
     assert ("/Pool",) in heavy and named(found) == {n.name for n in nodes}
 
 
+def test_a_tower_of_open_size() -> None:
+    """Where all variables get other types, as at the end of open sizes' way, none takes over its readers' nodes."""
+    nodes = [node("MaxPool", ["x"], ["half"], kernel_shape=[2, 2], strides=[2, 2])]
+    weights, last = {}, "half"
+    for i in range(3):
+        nodes += [
+            node("Conv", [last, f"w{i}", f"b{i}"], [f"c{i}"], pads=[1, 1, 1, 1]),
+            node("Add", [f"c{i}", last], [f"a{i}"]),
+            node("Relu", [f"a{i}"], [f"r{i}"]),
+        ]
+        weights |= {f"w{i}": f32(16, 16, 3, 3), f"b{i}": f32(16)}
+        last = f"r{i}"
+    found = kernels(nodes, {"x": [1, 16, "rows", 66]}, weights, last)
+    assert max(len(site) for sites in found.values() for site in sites) == 3
+    assert named(found) >= {f"{kind}{i}" for kind in "cr" for i in range(3)}
+
+
 def test_layer_norm_from_its_pieces() -> None:
     weights = {"two": np.float32(2), "eps": np.float32(1e-5), "gamma": f32(64), "beta": f32(64)}
     nodes = [

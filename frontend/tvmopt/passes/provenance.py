@@ -2,6 +2,7 @@
 
 No pass has to say what it replaced. After each one the old `main` and the new one are compared:
 
+* where all variables have the names that they had, in the same order, each keeps its nodes;
 * a variable that is still there keeps its nodes;
 * a new one has those of the variable that it is named after: passes name what they emit after what they rewrite;
 * nodes whose last variable is gone go to what took over their work: the value that readers read instead, else the
@@ -70,6 +71,10 @@ class Provenance:
         if before.same_as(after):
             return
         bindings = list(_bindings(after))
+        then = [var for var, _ in _bindings(before)]
+        if [str(var.name) for var in then] == [str(var.name) for var, _ in bindings]:
+            self._nodes = {new: self._nodes[old] for old, (new, _) in zip(then, bindings, strict=True)}
+            return
         now = dict(bindings)
         nodes, nameless = self._kept(var for var, _ in bindings)
         kept = {name for held in nodes.values() for name in held}
