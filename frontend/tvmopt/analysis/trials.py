@@ -58,6 +58,9 @@ SPECTRUM = 3e-10
 WALK = 2e-7
 """Seconds of a comparison in a tree: those of all rows and trees are gathered from memory, down to the deepest leaf."""
 
+JUDGED = 6e-8
+"""Seconds of comparing a number of an output: it is read some thirty times."""
+
 FORESEEN = 1 << 27
 """Numbers in a model's weights up to which onnxruntime may run it before the importer has said what its inputs are, and
 up to which it may be there for two sets of sizes at once."""
@@ -280,7 +283,8 @@ def in_child(
 
 
 def seconds_of(prepared: onnx.ModelProto) -> float:
-    """How long a reference takes for a run, roughly: float64, or onnxruntime where that takes longer."""
+    """How long a reference takes for a run, roughly: float64, or onnxruntime where that takes longer. The outputs are
+    compared, too: of a small network with a large one that takes longer still."""
     known = {t.name: t for t in prepared.graph.initializer}
     seconds = NODE * nodes_in_loops(prepared.graph.node, known)
     for op in metrics(prepared).ops:
@@ -293,7 +297,8 @@ def seconds_of(prepared: onnx.ModelProto) -> float:
             seconds += WALK * op.flops
         if op.op_type in ("DFT", "STFT"):
             seconds += SPECTRUM * math.prod(op.shape) * 2 * op.shape[-2]
-    return seconds
+    outputs = (o.type.tensor_type.shape.dim for o in prepared.graph.output)
+    return seconds + JUDGED * sum(math.prod(max(1, d.dim_value) for d in dims) for dims in outputs)
 
 
 def nodes_in_loops(nodes: Sequence[onnx.NodeProto], known: Mapping[str, onnx.TensorProto]) -> int:
