@@ -40,6 +40,28 @@ SOFTMAX = """g (uint8[b,10] x) => (uint8[b,10] z)
     <float s = {0.1}, uint8 o = {128}, float s2 = {0.00390625}, uint8 o2 = {0}> {
     z = com.microsoft.QLinearSoftmax<axis = -1, opset = 17>(x, s, o, s2, o2) }"""
 
+PART = """g (float[1,2,h,5] x) => (float[1,2,m,5] z)
+    <int64 i = {2}, int64[1] o = {0}, int64[2] lead = {1, 2}, int64[1] last = {5}, float by = {FACTOR}> {
+    s = Shape(x)  q = Gather(s, i)  f = Cast<to = 1>(q)  p = OPERATOR(f, by)  r = ROUND  n = Cast<to = 7>(r)
+    u = Unsqueeze(n, o)  to = Concat<axis = 0>(lead, u, last)
+    z = Resize<mode = "nearest">(x, , , to) }"""
+PADDED = """g (float[b,n] x) => (float[b,m] z)
+    <int64 i = {1}, int64[1] o = {0}, int64[3] no = {0, 0, 0}, float by = {32.0}> {
+    s = Shape(x)  q = Gather(s, i)  f = Cast<to = 1>(q)  p = Div(f, by)  r = Ceil(p)  w = Mul(r, by)
+    e = Sub(w, f)  n = Cast<to = 7>(e)  u = Unsqueeze(n, o)  to = Concat<axis = 0>(no, u)  z = Pad(x, to) }"""
+SHARE = """g (float[b,n] x) => (float[b,m] z)
+    <int64 i = {1}, int64[1] o = {0}, int64[1] c = {1}, float by = {0.3}, int64 least = {1}> {
+    s = Shape(x)  q = Gather(s, i)  f = Cast<to = 1>(q)  p = Mul(f, by)  k = Floor(p)  h = Cast<to = 7>(k)
+    l = Max(h, least)  u = Unsqueeze(l, o)  z = Slice(x, o, u, c) }"""
+
+
+def part(operator: str, factor: str, rounded: str) -> str:
+    return PART.replace("OPERATOR", operator).replace("FACTOR", factor).replace("ROUND", rounded)
+
+
+def picture(high: int) -> Feeds:
+    return {"x": normal(1, 2, high, 5)}
+
 
 def wide(high: int, across: int) -> Feeds:
     return {"x": normal(high, across)}
@@ -57,6 +79,12 @@ CASES: dict[str, tuple[str, Callable[[int], Feeds]]] = {
     "eye below": (EYE.replace("DIAGONAL", "-1"), lambda n: wide(n, 3)),
     "weights of open rows": (ROWS, lambda n: {"x": normal(2, 3, 7), "v": normal(n, 3, 3)}),
     "one feature": (CHOSEN, lambda n: wide(n, 4)),
+    "half as much again": (part("Mul", "1.5", "Identity(p)"), lambda n: picture(n)),
+    "seven tenths, rounded up": (part("Mul", "0.7", "Ceil(p)"), lambda n: picture(n)),
+    "a third": (part("Div", "3.0", "Floor(p)"), lambda n: picture(n + 2)),
+    "by 1.1": (part("Div", "1.1", "Floor(p)"), lambda n: picture(n + 1)),
+    "padded to 32": (PADDED, lambda n: wide(2, n)),
+    "three tenths": (SHARE, lambda n: wide(2, n)),
     "quantised softmax": (SOFTMAX, lambda n: {"x": np.random.default_rng(n).integers(0, 255, (n, 10)).astype("u1")}),
 }
 RANGES = {"weights of open rows": {"o": "1..40@4"}}

@@ -224,3 +224,31 @@ def test_the_nearest_of_pixels_that_are_repeated(transform: str, rounding: str, 
     x = np.random.default_rng(0).standard_normal((1, 2, 5, 17)).astype("f")
     expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
     np.testing.assert_array_equal(tvmopt.compile(proto).model.run({"x": x})["y"], expected)
+
+
+@pytest.mark.parametrize("transform", ["asymmetric", "half_pixel", "pytorch_half_pixel"])
+@pytest.mark.parametrize("nearest", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("size", [10, "n"])
+def test_scales_that_are_no_floats(transform: str, nearest: str, size: int | str) -> None:
+    """Ten elements by 0.7 are seven, as engines multiply in float32. They compute the places of the nearest elements
+    so, too: some are halfway there, and not in float64. A fifth of these took other elements than onnxruntime."""
+    for scale in (0.7, 0.3, 2.3, 4 / 3, 1.7):
+        options = {"mode": "nearest", "coordinate_transformation_mode": transform, "nearest_mode": nearest}
+        node = helper.make_node("Resize", ["x", "", "s"], ["y"], **options)
+        proto = model([node], [value("x", (1, size))], [value("y", (1, None))], {"s": np.float32([1, scale])})
+        session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        made = tvmopt.compile(proto, records=False, threads=1).model
+        for length in (10,) if size == 10 else (4, 10, 20, 33, 100, 135):
+            x = np.arange(length, dtype=np.float32).reshape(1, -1)
+            (want,) = session.run(None, {"x": x})
+            np.testing.assert_array_equal(made.run({"x": x})["y"], want, strict=True)
+
+
+def test_the_oracle_resizes_a_long_signal() -> None:
+    """Each axis was a product with a matrix: one of a million elements and three took terabytes."""
+    x = np.arange(2.0, 1 << 20, dtype=np.float32).reshape(1, 1, -1)
+    for mode in ("nearest", "linear"):
+        node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode)
+        proto = model([node], [value("x", x.shape)], [value("y", (1, 1, None))], {"s": np.float32([1, 1, 2])})
+        found = Oracle(proto).run({"x": x}, ["y"])["y"]
+        assert found.shape == (1, 1, 2 * x.size) and found[0, 0, 0] == 2 and np.ptp(found) == np.ptp(x)

@@ -298,7 +298,7 @@ def seconds_of(prepared: onnx.ModelProto) -> float:
         if op.op_type in ("DFT", "STFT"):
             seconds += SPECTRUM * math.prod(op.shape) * 2 * op.shape[-2]
     outputs = (o.type.tensor_type.shape.dim for o in prepared.graph.output)
-    return seconds + JUDGED * sum(math.prod(max(1, d.dim_value) for d in dims) for dims in outputs)
+    return seconds + JUDGED * float(sum(math.prod(max(1, d.dim_value) for d in dims) for dims in outputs))
 
 
 def nodes_in_loops(nodes: Sequence[onnx.NodeProto], known: Mapping[str, onnx.TensorProto]) -> int:

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.dims import interval, parse
 from tvmopt.errors import ModelError, UnsupportedOp, last_line
-from tvmopt.importer import blocked, contrib, control, own, places, rules
+from tvmopt.importer import blocked, contrib, control, fractions, own, places, rules
 from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
@@ -184,15 +184,25 @@ class Folder(Walk):
     def _open_value(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
         """Compute a node whose inputs are open sizes and constants; says whether it did."""
         names = [i for i in node.input if i]
-        if not any(i in self.open_values for i in names) or len(node.output) != 1 or node.output[0] not in types:
+        open_ = any(i in self.open_values or i in self.fractions for i in names)
+        if not open_ or len(node.output) != 1 or node.output[0] not in types:
             return False
-        args = [self.sizes(i) for i in names]
+        args = [self.fractions.get(i, self.sizes(i)) for i in names]
         known = [a for a in args if a is not None]
         elem_type = types[node.output[0]].tensor_type.elem_type
-        array = evaluate_open(node, known, elem_type, self.symbols) if len(known) == len(args) else None
+        if len(known) != len(args):
+            return False
+        array = None
+        if not any(i in self.fractions for i in names):
+            array = evaluate_open(node, known, elem_type, self.symbols)
+        if array is None:
+            array = fractions.evaluate(node, known, elem_type, self.symbols)
         if array is None:
             return False
-        self.set_open_value(node, array, elem_type)
+        if any(isinstance(number, fractions.Part) for number in array.ravel()):
+            self.set_fraction(node, array, elem_type)
+        else:
+            self.set_open_value(node, array, elem_type)
         return True
 
     def _settle(self, node: onnx.NodeProto, step: Callable[[], str | None]) -> None:

@@ -22,6 +22,7 @@ from onnx import helper
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.importer.branches import VIEWS
 from tvmopt.importer.counting import counters
+from tvmopt.importer.fractions import sizes_in
 from tvmopt.importer.open_shapes.node import Node
 from tvmopt.importer.open_values import BEYOND, objects
 from tvmopt.importer.protos import count, node_name
@@ -57,6 +58,8 @@ def _forget(walk: Walk, place: Dim) -> None:
     """Sizes that differ from trip to trip are none behind the body."""
     for name in [n for n, array in walk.open_values.items() if walk.symbols.in_place(*array.ravel())]:
         del walk.open_values[name]
+    for name in [n for n, array in walk.fractions.items() if walk.symbols.in_place(*sizes_in(array))]:
+        del walk.fractions[name]
     walk.below = {name: size for name, size in walk.below.items() if not walk.symbols.in_place(size)}
     for name, kind in walk.types.items():
         shape = walk.shape_of_type(kind)

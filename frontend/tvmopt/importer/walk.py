@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt.dims import OpenSize, Size, is_open, replaced
 from tvmopt.errors import ModelError
 from tvmopt.importer.external import array_of
+from tvmopt.importer.fractions import with_sizes
 from tvmopt.importer.inline import rename_free
 from tvmopt.importer.own import others
 from tvmopt.importer.protos import (
@@ -52,6 +53,7 @@ class Walk(ABC):
         symbols: what is known of the open sizes.
         below: integer tensors all of whose elements are less than a size.
         open_values: small integer tensors whose elements are sizes, some of them open, by name.
+        fractions: small tensors of floats whose elements are sizes or parts of them (`fractions.py`), by name.
         problems: nodes that contradict themselves.
         depth: how many branches and bodies the node of now lies in that stay what they are.
         choices: where a rule may go several ways, which to go, in the order of the walk; behind them the first.
@@ -68,6 +70,7 @@ class Walk(ABC):
     problems: list[ModelError] = field(default_factory=list)
     symbols: Symbols = field(default_factory=Symbols)
     open_values: dict[str, Array] = field(default_factory=dict)
+    fractions: dict[str, Array] = field(default_factory=dict)
     below: dict[str, Size] = field(default_factory=dict)
     depth: int = 0
     choices: tuple[int, ...] = ()
@@ -170,7 +173,9 @@ class Walk(ABC):
         for array in self.open_values.values():
             for index, size in np.ndenumerate(array):
                 array[index] = replaced(size, mapping)
-
+        for array in self.fractions.values():
+            for index, number in np.ndenumerate(array):
+                array[index] = with_sizes(number, mapping)
         self.below = {name: replaced(size, mapping) for name, size in self.below.items()}
 
     def set_open_value(self, node: onnx.NodeProto, array: Array, elem_type: int) -> None:
@@ -181,6 +186,12 @@ class Walk(ABC):
             return
         self.open_values[name] = array
         self.types[name] = make_type(elem_type, array.shape)
+        self.emit(node)
+
+    def set_fraction(self, node: onnx.NodeProto, array: Array, elem_type: int) -> None:
+        """Record the value of a node that computes parts of sizes; the node stays."""
+        self.fractions[node.output[0]] = array
+        self.types[node.output[0]] = make_type(elem_type, array.shape)
         self.emit(node)
 
     def set_constant(self, name: str, array: Array) -> None:
@@ -208,7 +219,7 @@ class Walk(ABC):
         mark, symbols, asked = self.mark(), deepcopy(self.symbols), len(self.asked)
         tables = ("alias", "below", "constants", "types")
         kept = {table: dict(getattr(self, table)) for table in tables}
-        values = {name: array.copy() for name, array in self.open_values.items()}
+        values, fractions = ({n: a.copy() for n, a in table.items()} for table in (self.open_values, self.fractions))
 
         def back() -> None:
             self.back_to(mark)
@@ -216,7 +227,7 @@ class Walk(ABC):
             vars(self.symbols).update(vars(deepcopy(symbols)))
             for table in tables:
                 setattr(self, table, dict(kept[table]))
-            self.open_values = {name: array.copy() for name, array in values.items()}
+            self.open_values, self.fractions = ({n: a.copy() for n, a in t.items()} for t in (values, fractions))
 
         return back
 

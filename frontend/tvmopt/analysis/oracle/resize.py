@@ -1,4 +1,4 @@
-"""Resize and Upsample: one small matrix an axis."""
+"""Resize and Upsample: the weighted sums of a few elements, one axis after the other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ import numpy as np
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported
 from tvmopt.importer.opset import nearest_before
 
+SMALL = 1 << 22
+"""Elements of a matrix that says what each element of an axis counts for each one of its result."""
 
-def _coordinates(mode: str, length: int, number: int, scale: float, region: tuple[float, float]) -> Array:
-    """Where each of `number` outputs lies on an axis of `length`."""
+
+def _coordinates(mode: str, length: int, number: int, scale: float, region: tuple[float, float], single: bool) -> Array:
+    """Where each of `number` outputs lies on an axis of `length`.
+
+    Args:
+        single: engines compute places in float32, which decides about the nearest element.
+    """
     x = np.arange(number, dtype=np.float64)
+    if single and mode in ("asymmetric", "half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn"):
+        shift = np.float32(0 if mode == "asymmetric" else 0.5)
+        places = (x.astype(np.float32) + shift) / np.float32(scale)
+        places -= shift if mode.endswith("half_pixel") else np.float32(0)
+        return np.zeros(1) if mode == "pytorch_half_pixel" and number <= 1 else places.astype(np.float64)
     exact = scale * length
     if mode == "align_corners":
         return np.zeros(number) if exact == 1 else x * (length - 1) / (exact - 1)
@@ -37,7 +49,8 @@ def _nearest(mode: str, x: Array) -> Array:
         return np.floor(x)
     if mode == "ceil":
         return np.ceil(x)
-    return np.floor(x + 0.5) if mode == "round_prefer_ceil" else np.ceil(x - 0.5)
+    half = 0.5 + 1e-6  # what engines take for halfway
+    return np.floor(x + half) if mode == "round_prefer_ceil" else np.ceil(x - half)
 
 
 def _cubic(x: Array, a: float) -> Array:
@@ -46,12 +59,12 @@ def _cubic(x: Array, a: float) -> Array:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-def _weights(call: Call, x: Array, length: int, scale: float) -> Array:
-    """(outputs, inputs): what each input counts for each output of an axis."""
+def _taps(call: Call, x: Array, length: int, scale: float) -> tuple[Array, Array]:
+    """(Which inputs count for each output of an axis, what each of them counts), both of shape (outputs, taps)."""
     mode = call.get("mode", "nearest")
     if mode == "nearest":
         picks = np.clip(_nearest(call.get("nearest_mode", "round_prefer_floor"), x), 0, length - 1).astype(int)
-        return np.asarray(np.eye(length)[picks])
+        return picks[:, None], np.ones((len(x), 1))
     shrink = min(1.0, scale) if call.get("antialias", 0) else 1.0
     reach = 1 if mode == "linear" else 2
     first = int(np.floor(-reach / shrink)) + 1
@@ -68,17 +81,22 @@ def _weights(call: Call, x: Array, length: int, scale: float) -> Array:
         values = values / values.sum(1, keepdims=True)
     elif shrink < 1:
         values = values / values.sum(1, keepdims=True)
-    matrix = np.zeros((len(x), length))
-    np.add.at(matrix, (np.arange(len(x))[:, None], np.clip(at, 0, length - 1)), values)
-    return matrix
+    return np.clip(at, 0, length - 1), values
 
 
-def _apply(x: Array, matrix: Array, axis: int) -> Array:
-    if np.isfinite(x).all():
+def _apply(x: Array, at: Array, values: Array, axis: int) -> Array:
+    """The weighted sums along an axis: one product with a matrix, where that is small and all numbers are finite."""
+    if at.shape[1] == 1:
+        return x.take(at[:, 0], axis)
+    if len(at) * x.shape[axis] <= SMALL and np.isfinite(x).all():
+        matrix = np.zeros((len(at), x.shape[axis]))
+        np.add.at(matrix, (np.arange(len(at))[:, None], at), values)
         return np.moveaxis(np.tensordot(matrix.astype(x.dtype), x, (1, axis)), 0, axis)
-    moved = np.moveaxis(x, axis, -1)  # a weight of zero hides what it does not read
-    made = [(row[row != 0].astype(x.dtype) * moved[..., row != 0]).sum(-1) for row in matrix]
-    return np.moveaxis(np.stack(made, -1), -1, axis)
+    total = np.zeros((*x.shape[:axis], len(at), *x.shape[axis + 1 :]), x.dtype)
+    for places, counts in zip(at.T, values.astype(x.dtype).T, strict=True):
+        weights = counts.reshape(-1, *(1,) * (x.ndim - axis - 1))
+        total += np.where(weights != 0, weights * x.take(places, axis), 0)  # a weight of zero hides what it is of
+    return total
 
 
 def _frame(
@@ -97,7 +115,8 @@ def _frame(
     if scales is None or not np.size(scales):
         raise Unsupported("Resize without scales or sizes")
     factors = [float(s) for s in np.asarray(scales).reshape(-1)]
-    return [int(np.floor(n * s + 1e-9)) for n, s in zip(lengths, factors, strict=True)], factors
+    # runtimes multiply in float32: 10 by 0.7 is 7, though that float32 is less than 0.7
+    return [int(np.floor(np.float32(n) * np.float32(s))) for n, s in zip(lengths, factors, strict=True)], factors
 
 
 def _resize(call: Call, x: Array, *rest: Any) -> Result:
@@ -118,13 +137,14 @@ def _resize(call: Call, x: Array, *rest: Any) -> Result:
     outside = []
     for i, (axis, number, scale) in enumerate(zip(axes, extents, factors, strict=True)):
         length = x.shape[axis]
-        at = _coordinates(mode, length, number, scale, (region[i], region[len(axes) + i]))
+        single = call.get("mode", "nearest") == "nearest"
+        at = _coordinates(mode, length, number, scale, (region[i], region[len(axes) + i]), single)
         if mode == "tf_crop_and_resize":
             beyond = (at < 0) | (at > length - 1)
             outside.append(beyond.reshape([-1 if a == axis else 1 for a in range(x.ndim)]))
         if number == length and np.array_equal(at, np.arange(length)):
             continue
-        y = _apply(y, _weights(call, at, length, scale), axis)
+        y = _apply(y, *_taps(call, at, length, scale), axis)
     for beyond in outside:
         y = np.where(beyond, np.asarray(call.get("extrapolation_value", 0.0), y.dtype), y)
     if whole.kind == "f":

@@ -22,7 +22,7 @@ from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, 
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least
 from tvmopt.importer.converters.sized import shape_as_data
-from tvmopt.importer.open_shapes.spatial import scaled
+from tvmopt.importer.fractions import floor_product
 from tvmopt.importer.opset import nearest_before
 from tvmopt.importer.sizes import to_tvm
 from tvmopt.operators.interpolate import Taps, interpolate, unchanged, weighted_sum
@@ -44,11 +44,26 @@ class Axis:
     roi: tuple[float, float]
 
 
-def source_positions(axis: Axis, mode: str) -> Array:
-    """Where each output element lies in the input, by the standard's table of coordinate transformations."""
+SCALED = ("asymmetric", "half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+"""Coordinate transformations that divide by the scale."""
+
+
+def source_positions(axis: Axis, mode: str, single: bool = False) -> Array:
+    """Where each output element lies in the input, by the standard's table of coordinate transformations.
+
+    Args:
+        single: computed in float32, as engines do it, for whoever takes the nearest element: at 0.7, which no float is,
+            a place halfway between two elements is in float64 a little behind it, and the next one nearer.
+    """
     x = np.arange(axis.out, dtype=np.float64)
     assert axis.scale is not None
     size, scale = int(axis.size), axis.scale
+    if single and mode in SCALED:
+        shift = np.float32(0.0 if mode == "asymmetric" else 0.5)
+        places = (x.astype(np.float32) + shift) / np.float32(scale)
+        if mode in ("half_pixel", "pytorch_half_pixel"):
+            places -= shift
+        return np.zeros(1) if mode == "pytorch_half_pixel" and axis.out == 1 else places.astype(np.float64)
     length = scale * size
     if mode == "align_corners":
         return np.zeros_like(x) if length == 1 else np.asarray(x * (size - 1) / (length - 1))
@@ -70,6 +85,10 @@ def source_positions(axis: Axis, mode: str) -> Array:
     raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
 
 
+HALFWAY = 1e-6
+"""How far from the middle of two elements a place may be that counts as halfway: float32 rounds places of its size."""
+
+
 def nearest_index(position: Array, mode: str) -> Array:
     """The element taken for each position."""
     if mode == "floor":
@@ -77,9 +96,9 @@ def nearest_index(position: Array, mode: str) -> Array:
     if mode == "ceil":
         return np.ceil(position)
     if mode == "round_prefer_ceil":
-        return np.floor(position + 0.5)
+        return np.floor(position + (0.5 + HALFWAY))
     if mode == "round_prefer_floor":
-        return np.ceil(position - 0.5)
+        return np.ceil(position - (0.5 + HALFWAY))
     raise ValueError(f"nearest_mode={mode!r} is none of the standard's")
 
 
@@ -155,9 +174,11 @@ def _resize_open(
     sizes = shape_as_data(b, np.array([axis.size, axis.out], object), "int64")
 
     def place(known: Any, i: Any) -> Any:
-        size, out = (tirx.Cast("float64", known(k)) for k in range(2))
-        scale = out / size if axis.scale is None else tirx.const(axis.scale, "float64")
-        return open_position(tirx.Cast("float64", i), size, scale, transform)
+        kind = "float32" if mode == "nearest" and transform in SCALED else "float64"  # as `source_positions` says
+        size, out = (tirx.Cast(kind, known(k)) for k in range(2))
+        scale = out / size if axis.scale is None else tirx.const(axis.scale, kind)
+        length = out if kind == "float32" else scale * size  # likewise
+        return tirx.Cast("float64", open_position(tirx.Cast(kind, i), size, scale, length, transform))
 
     def inside(known: Any, position: Any) -> Any:
         return tirx.max(tirx.min(tirx.Cast("int64", position), known(0) - 1), tirx.const(0, "int64"))
@@ -184,26 +205,25 @@ def _resize_open(
     return b.te(weighted_sum, x, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), axis.axis)
 
 
-def open_position(i: Any, size: Any, scale: Any, mode: str) -> Any:
-    """:func:`source_positions` as an expression; `i`, `size` and `scale` are float64.
+def open_position(i: Any, size: Any, scale: Any, length: Any, mode: str) -> Any:
+    """:func:`source_positions` as an expression in the type of its arguments; `length` is that of the result.
 
     Raises:
         OpenSize: a transformation that needs numbers.
     """
-    length = scale * size
+    one, half = (tirx.const(number, str(i.ty.dtype)) for number in (1.0, 0.5))
     if mode == "align_corners":
-        alone = length <= 1.0
-        one = tirx.const(1.0, "float64")
+        alone = length <= one
         return tirx.Select(alone, one - one, i * (size - one) / tirx.Select(alone, one, length - one))
     if mode == "asymmetric":
         return i / scale
-    half = (i + 0.5) / scale - 0.5
+    middle = (i + half) / scale
     if mode == "pytorch_half_pixel":
-        return tirx.Select(length <= 1.0, tirx.const(0.0, "float64"), half)
+        return tirx.Select(length <= one, one - one, middle - half)
     if mode == "half_pixel":
-        return half
+        return middle - half
     if mode == "tf_half_pixel_for_nn":
-        return (i + 0.5) / scale
+        return middle
     raise OpenSize(f"coordinate_transformation_mode={mode!r} needs sizes that are open")
 
 
@@ -212,8 +232,8 @@ def open_nearest(position: Any, mode: str) -> Any:
     whole = {
         "floor": tirx.floor,
         "ceil": tirx.ceil,
-        "round_prefer_ceil": lambda p: tirx.floor(p + 0.5),
-        "round_prefer_floor": lambda p: tirx.ceil(p - 0.5),
+        "round_prefer_ceil": lambda p: tirx.floor(p + (0.5 + HALFWAY)),
+        "round_prefer_floor": lambda p: tirx.ceil(p - (0.5 + HALFWAY)),
     }
     return whole[mode](position)
 
@@ -248,11 +268,11 @@ def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: An
 
 
 def _scaled(size: Size, scale: float) -> Size:
-    """``floor(size * scale)``."""
-    found = scaled(size, scale)
+    """The size as runtimes resize it."""
+    found = floor_product(size, scale)
     if found is None:
         raise OpenSize(f"the scale {scale} of the size {size} is no ratio of small numbers")
-    return found
+    return found[0]
 
 
 def _stock_form(
@@ -285,7 +305,7 @@ def _repeats(work: list[Axis], transform: str, nearest: str) -> bool:
     """Whether each element is repeated so many times, in order, whatever the rule of rounding is called."""
     if transform == "tf_crop_and_resize" or any(a.out % a.size for a in work):
         return False
-    index = [np.clip(nearest_index(source_positions(a, transform), nearest), 0, a.size - 1) for a in work]
+    index = [np.clip(nearest_index(source_positions(a, transform, single=True), nearest), 0, a.size - 1) for a in work]
     return all((at == np.arange(a.out) // (a.out // a.size)).all() for at, a in zip(index, work, strict=True))
 
 
@@ -346,7 +366,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
             guard = partial(at_least, b, ctx, size=axis.size, least=least, what=told)
             x = _resize_open(b, x, axis, mode, transform, nearest, attrs, guard)
             continue
-        position = source_positions(axis, transform)
+        position = source_positions(axis, transform, single=mode == "nearest")
         if cropped:
             beyond = (position < 0) | (position > axis.size - 1)
             flat = beyond.reshape([-1 if i == axis.axis else 1 for i in range(len(shape))])

@@ -4,11 +4,10 @@ recurrences, STFT.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from tvmopt.dims import Dim, Size, is_open
+from tvmopt.dims import is_open
+from tvmopt.importer.fractions import floor_product
 from tvmopt.importer.open_shapes.node import Node, Shapes
 from tvmopt.importer.windows import windows
 
@@ -56,24 +55,19 @@ def resize(n: Node) -> Shapes | None:
     result = list(own)
     if scales is not None and np.size(scales):
         for axis, scale in zip(axes, np.ravel(scales), strict=True):
-            result[axis] = scaled(own[axis], float(scale))
-        return None if any(d is None for d in result) else [tuple(result)]
+            found = floor_product(own[axis], float(scale))
+            if found is None:
+                return None
+            result[axis], most = found
+            if most is not None:
+                n.walk.symbols.at_most(own[axis], most, n.where)
+        return [tuple(result)]
     sizes = n.value(3)
     if sizes is None or n.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     for axis, size in zip(axes, sizes, strict=True):
         result[axis] = size
     return [tuple(result)]
-
-
-def scaled(size: Size, scale: float) -> Size | None:
-    """``floor(size * scale)``; None for an open size and a scale that is no ratio of small integers, or no number."""
-    if not math.isfinite(scale):
-        return None
-    if not isinstance(size, Dim):
-        return math.floor(size * scale)
-    above, below = float(scale).as_integer_ratio()
-    return size * above // below if below <= 1024 else None
 
 
 def depth_to_space(n: Node) -> Shapes | None:
