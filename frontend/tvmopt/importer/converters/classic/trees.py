@@ -41,8 +41,8 @@ def forest(ctx: Context, attrs: dict[str, Any], part: str) -> Forest:
         raise ctx.unsupported("a node's branch leads to no node of its tree", "export the model again")
     reached = np.bincount(ways[~leaf].ravel(), minlength=len(trees))
     roots = np.flatnonzero(reached == 0)
-    if (reached > 1).any() or len(roots) != len(set(trees.tolist())) or not _whole(ways, leaf, roots):
-        raise ctx.unsupported("its nodes are no trees", "one root a tree, and one way to each node")
+    if len(roots) != len(set(trees.tolist())) or not _whole(ways, leaf, roots, reached):
+        raise ctx.unsupported("its nodes are no trees", "one root a tree, and no way back")
     leaves, targets, weights = _leaves(ctx, attrs, part, keys)
     comparisons = np.where(leaf, "", modes)
     return Forest(
@@ -80,12 +80,21 @@ class _Keys:
         return np.where(self.keys[at] == keys, self.order[at], -1)
 
 
-def _whole(ways: Array, leaf: Array, roots: Array) -> bool:
-    """Whether the ways from the roots lead to all nodes: those of a circle have a way to each, but from no root."""
-    count, level = 0, roots
-    while level.size:  # each node has one way to it, so that no level has one twice
+def _whole(ways: Array, leaf: Array, roots: Array, reached: Array) -> bool:
+    """Whether the ways from the roots lead to all nodes, and none leads back.
+
+    Several ways may lead to a node: a set of categories is a chain of nodes that ask for one each, and of which all
+    have the same next node where the answer is yes (LightGBM).
+
+    Args:
+        reached: how many ways lead to each node.
+    """
+    count, level, waits = 0, roots, reached.copy()
+    while level.size:  # the nodes that all ways to them have been followed to: never one of a circle
         count += level.size
-        level = ways[level[~leaf[level]]].ravel()
+        after = ways[level[~leaf[level]]].ravel()
+        np.subtract.at(waits, after, 1)
+        level = np.unique(after[waits[after] == 0])
     return count == len(leaf)
 
 
