@@ -49,6 +49,19 @@ def test_a_target_that_no_leaf_adds_to_is_its_base() -> None:
     assert (found[:, 1] == -1.0).all() and (found[:, 0] > 0.5).all()
 
 
+@pytest.mark.parametrize("way", ["SUM", "AVERAGE", "MIN"])
+def test_one_target_takes_one_entry_of_a_leaf(way: str) -> None:
+    """As in onnxruntime: scikit-learn's converter writes the number of a leaf once for each of three classes."""
+    x = rows(31, 4)
+    attrs = trees("target", 5, 4, 1) | {"n_targets": 1, "aggregate_function": way}
+    for key in ("treeids", "nodeids", "ids"):
+        attrs[f"target_{key}"] = np.repeat(attrs[f"target_{key}"], 3).tolist()
+    attrs["target_weights"] = RNG.uniform(0, 1, len(attrs["target_ids"])).tolist()
+    made = one("TreeEnsembleRegressor", x, {"y": 1}, **attrs)
+    (found,) = agree(made, x)
+    np.testing.assert_allclose(Oracle(made).run({"x": x})["y"], found, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("tracks", [0, 1])
 def test_a_set_is_a_chain_of_nodes_with_one_way_on(tracks: int) -> None:
     """As LightGBM's converter writes a split by categories: each node of the chain asks for one of them, and all lead

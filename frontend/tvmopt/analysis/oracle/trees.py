@@ -144,7 +144,11 @@ def _older_nodes(call: Call, part: str) -> tuple[_Nodes, Array, Array, Array, Ar
     features, splits = _numbers(call, "nodes_featureids", np.int64), _numbers(call, "nodes_values")
     nodes = _Nodes(codes, features, splits, _tracks(call, codes), following, {})
     owners = place(_key(call, f"{part}_treeids", f"{part}_nodeids"))
-    return nodes, roots, owners, _numbers(call, f"{part}_ids", np.int64), _numbers(call, f"{part}_weights")
+    targets, weights = _numbers(call, f"{part}_ids", np.int64), _numbers(call, f"{part}_weights")
+    if part == "target" and call.get("n_targets", 1) == 1:  # of a leaf the first entry counts, as in onnxruntime
+        owners, first = np.unique(owners, return_index=True)
+        targets, weights = targets[first], weights[first]
+    return nodes, roots, owners, targets, weights
 
 
 def _key(call: Call, tree: str, node: str) -> Array:

@@ -6,6 +6,7 @@ tables, is in :mod:`tree_tables`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,12 @@ def _leaves(ctx: Context, attrs: dict[str, Any], part: str, keys: _Keys) -> tupl
     return np.stack([ends[:-1], ends[1:]], 1), targets, weights
 
 
+def _first_entries(leaves: Array) -> Array:
+    """Of each leaf the first entry alone, as onnxruntime reads leaves for one target: scikit-learn's converter writes
+    the number of a leaf once for each class."""
+    return np.stack([leaves[:, 0], np.minimum(leaves[:, 0] + 1, leaves[:, 1])], 1)
+
+
 def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """TreeEnsembleClassifier: the label of the largest sum, and the scores; of two classes one may be summed alone."""
     b = Build(bb, ctx.name)
@@ -152,6 +159,8 @@ def regressor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     """TreeEnsembleRegressor: sums or means of the trees' leaves."""
     b, found = Build(bb, ctx.name), forest(ctx, attrs, "target")
     way, targets = attrs.get("aggregate_function", "SUM"), int(attrs.get("n_targets", 1))
+    if targets == 1:
+        found = replace(found, leaves=_first_entries(found.leaves))
     sums = leaf_sums(b, ctx, inputs[0], found, targets, way)
     base = np.asarray(_numbers(attrs, "base_values"), np.float32)
     return transformed(
