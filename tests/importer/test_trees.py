@@ -93,6 +93,24 @@ def test_classification_trees(transform: str, labels: list[int]) -> None:
     assert set(label) <= set(labels)
 
 
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("summed", [0, 1])
+@pytest.mark.parametrize("least", [0.0, -0.5])
+def test_the_label_where_one_class_of_two_is_summed(transform: str, summed: int, least: float) -> None:
+    """As in onnxruntime: above a half where no leaf subtracts, whatever becomes of the scores, and above 0 else."""
+    x = rows(63, 4, edges=False)
+    attrs = trees("class", 3, 4, 1) | {"classlabels_int64s": [7, -3], "post_transform": transform}
+    attrs["class_ids"] = [summed] * len(attrs["class_ids"])
+    attrs["class_weights"] = [w / 3 + least for w in attrs["class_weights"]]
+    if least:
+        attrs["class_weights"] = [3 * w + 1.0 for w in attrs["class_weights"]]
+    made = one("TreeEnsembleClassifier", x, TREES, **attrs)
+    label, _ = agree(made, x)
+    assert set(label) == {7, -3}
+    for mine, theirs in zip(Oracle(made).run({"x": x}).values(), run_ort(made, {"x": x}), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 def test_two_classes_of_which_one_is_summed(transform: str) -> None:
     x = rows(15, 4, edges=False)

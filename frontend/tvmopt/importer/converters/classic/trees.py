@@ -13,8 +13,8 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.classic.forests import COMPARISONS, Forest, leaf_sums, tracks_of
-from tvmopt.importer.converters.classic.scores import both_classes, class_labels, label_of, transformed
-from tvmopt.importer.converters.common import Build, const
+from tvmopt.importer.converters.classic.scores import TRANSFORMS, both_classes, class_labels, label_of, transformed
+from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 Array = np.ndarray[Any, Any]
@@ -139,20 +139,34 @@ def _first_entries(leaves: Array) -> Array:
 
 
 def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TreeEnsembleClassifier: the label of the largest sum, and the scores; of two classes one may be summed alone."""
+    """TreeEnsembleClassifier: the label of the largest sum, and the scores; of two classes one may be summed alone.
+
+    Then the label is the second one where the sum is larger than 0, or than a half if no leaf subtracts, as in
+    onnxruntime; and of transforms there is LOGISTIC only.
+    """
     b = Build(bb, ctx.name)
     labels, found = class_labels(ctx, attrs, "classlabels_int64s"), forest(ctx, attrs, "class")
     transform, base = attrs.get("post_transform", "NONE"), np.asarray(_numbers(attrs, "base_values"), np.float32)
-    if len(labels) == 2 and not found.targets.any():
-        sums = leaf_sums(b, ctx, inputs[0], found, 1)
-        sums = b.add(sums, const(base[-1:], "float32")) if base.size else sums
-        sums = both_classes(b, sums, of_share=transform == "NONE" and bool((found.weights >= 0).all()))
-    else:
-        if found.targets.max(initial=0) >= len(labels):
-            raise ctx.unsupported(f"a leaf adds to class {found.targets.max()} of {len(labels)}", "a label a class")
-        sums = leaf_sums(b, ctx, inputs[0], found, len(labels))
-        sums = b.add(sums, const(base, "float32")) if base.size else sums
-    return label_of(b, sums, labels), transformed(b, ctx, sums, transform)
+    if found.targets.max(initial=0) >= len(labels):
+        raise ctx.unsupported(f"a leaf adds to class {found.targets.max()} of {len(labels)}", "a label a class")
+    alone = len(labels) == 2 and bool((found.targets == found.targets[:1]).all())
+    positive = bool((found.weights >= 0).all())
+    first = alone and not found.targets.any()
+    sums = leaf_sums(b, ctx, inputs[0], found, 1 if first else len(labels))
+    if base.size:
+        sums = b.add(sums, const(base[-1:] if first else base, "float32"))
+    label = label_of(b, sums, labels) if not alone else _of_two(b, sums, labels, 0.5 if positive else 0.0)
+    if first:
+        sums = both_classes(b, sums, of_share=transform != "LOGISTIC" and positive)
+        transform = transform if transform == "LOGISTIC" or transform not in TRANSFORMS else "NONE"
+    return label, transformed(b, ctx, sums, transform)
+
+
+def _of_two(b: Build, sums: Any, labels: list[int], edge: float) -> Any:
+    """The second label where the last column is above an edge, else the first one [n], int64."""
+    columns = shape_of(sums)[1]
+    score = b.reshape(b.slice(sums, 1, columns - 1, columns), (shape_of(sums)[0],))
+    return b.where(b.greater(score, edge), const(np.int64(labels[1]), "int64"), const(np.int64(labels[0]), "int64"))
 
 
 def regressor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
