@@ -439,6 +439,18 @@ def test_distances(metric: str) -> None:
     compare("CDist", [normal(5, 9), normal(7, 9)], 1, (), MS, tolerance=1e-4, metric=metric)
 
 
+@pytest.mark.parametrize("opset", [12, 17])
+def test_distances_of_open_rows(opset: int) -> None:
+    """As scikit-learn's converter writes neighbours: each row's distances from those that were learnt."""
+    node = helper.make_node("CDist", ["x", "known"], ["y"], domain=MS, metric="euclidean")
+    known = {"known": normal(7, 9)}
+    made = model([node], [value("x", ["n", 9])], [value("y", ["n", 7])], known, opset, {MS: 1})
+    compiled = tvmopt.compile(made, threads=1, records=False).model
+    for rows in (1, 5, 33):
+        x = {"x": normal(rows, 9)}
+        np.testing.assert_allclose(compiled.run(x)["y"], run_ort(made, x)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_transposed_convolution_of_known_pads() -> None:
     inputs = [normal(1, 3, 5, 6), normal(3, 4, 3, 3), np.array([1, 0, 0, 1])]
     compare("ConvTransposeWithDynamicPads", inputs, 1, (1, 2), MS, strides=[2, 2])

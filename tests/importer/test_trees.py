@@ -49,6 +49,41 @@ def test_a_target_that_no_leaf_adds_to_is_its_base() -> None:
     assert (found[:, 1] == -1.0).all() and (found[:, 0] > 0.5).all()
 
 
+@pytest.mark.parametrize("way", ["SUM", "AVERAGE", "MIN"])
+def test_one_target_takes_one_entry_of_a_leaf(way: str) -> None:
+    """As in onnxruntime: scikit-learn's converter writes the number of a leaf once for each of three classes."""
+    x = rows(31, 4)
+    attrs = trees("target", 5, 4, 1) | {"n_targets": 1, "aggregate_function": way}
+    for key in ("treeids", "nodeids", "ids"):
+        attrs[f"target_{key}"] = np.repeat(attrs[f"target_{key}"], 3).tolist()
+    attrs["target_weights"] = RNG.uniform(0, 1, len(attrs["target_ids"])).tolist()
+    made = one("TreeEnsembleRegressor", x, {"y": 1}, **attrs)
+    (found,) = agree(made, x)
+    np.testing.assert_allclose(Oracle(made).run({"x": x})["y"], found, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("tracks", [0, 1])
+def test_a_set_is_a_chain_of_nodes_with_one_way_on(tracks: int) -> None:
+    """As LightGBM's converter writes a split by categories: each node of the chain asks for one of them, and all lead
+    to the same node where the answer is yes."""
+    members, inner = [0, 3, 4, 7], 4
+    tree = {
+        "featureids": [0] * inner + [1] + [0] * 3, "values": [*map(float, members), 0.5, 0.0, 0.0, 0.0],
+        "modes": ["BRANCH_EQ"] * inner + ["BRANCH_LEQ"] + ["LEAF"] * 3,
+        "truenodeids": [inner] * inner + [5, 0, 0, 0], "falsenodeids": [1, 2, 3, 7, 6, 0, 0, 0],
+    }  # fmt: skip
+    attrs: dict[str, Any] = {f"nodes_{key}": values * 9 for key, values in tree.items()}
+    attrs |= {"nodes_treeids": np.repeat(np.arange(9), 8).tolist(), "nodes_nodeids": [*range(8)] * 9,
+              "nodes_missing_value_tracks_true": [tracks] * 72, "n_targets": 1,
+              "target_treeids": np.repeat(np.arange(9), 3).tolist(), "target_nodeids": [5, 6, 7] * 9,
+              "target_ids": [0] * 27, "target_weights": RNG.uniform(-1, 1, 27).tolist()}  # fmt: skip
+    x = np.stack([np.arange(31) % 9, RNG.uniform(size=31)], 1).astype(np.float32)
+    x[3, 0] = x[7, 1] = np.nan
+    made = one("TreeEnsembleRegressor", x, {"y": 1}, **attrs)
+    (found,) = agree(made, x)
+    np.testing.assert_allclose(Oracle(made).run({"x": x})["y"], found, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("labels", [[0, 1, 2], [7, -3, 5]])
 def test_classification_trees(transform: str, labels: list[int]) -> None:
@@ -56,6 +91,24 @@ def test_classification_trees(transform: str, labels: list[int]) -> None:
     attrs = trees("class", 16, 4, 3) | {"classlabels_int64s": labels, "post_transform": transform}
     label, _ = agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
     assert set(label) <= set(labels)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("summed", [0, 1])
+@pytest.mark.parametrize("least", [0.0, -0.5])
+def test_the_label_where_one_class_of_two_is_summed(transform: str, summed: int, least: float) -> None:
+    """As in onnxruntime: above a half where no leaf subtracts, whatever becomes of the scores, and above 0 else."""
+    x = rows(63, 4, edges=False)
+    attrs = trees("class", 3, 4, 1) | {"classlabels_int64s": [7, -3], "post_transform": transform}
+    attrs["class_ids"] = [summed] * len(attrs["class_ids"])
+    attrs["class_weights"] = [w / 3 + least for w in attrs["class_weights"]]
+    if least:
+        attrs["class_weights"] = [3 * w + 1.0 for w in attrs["class_weights"]]
+    made = one("TreeEnsembleClassifier", x, TREES, **attrs)
+    label, _ = agree(made, x)
+    assert set(label) == {7, -3}
+    for mine, theirs in zip(Oracle(made).run({"x": x}).values(), run_ort(made, {"x": x}), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])

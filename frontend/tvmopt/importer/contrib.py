@@ -143,6 +143,12 @@ class Expansion:
         """A value in another shape."""
         return self.op("Reshape", name, self.constant(np.array(shape, np.int64)))
 
+    def with_axis(self, name: str, axis: int) -> str:
+        """A value, of sizes that may be open, with an additional axis of one."""
+        if self.walk.opsets.get("", 1) >= 13:
+            return self.op("Unsqueeze", name, self.constant(np.array([axis], np.int64)))
+        return self.op("Unsqueeze", name, axes=[axis])
+
     def reduced(self, op_type: str, name: str, axes: Sequence[int], keepdims: int, since: int = 18) -> str:
         """A reduction, whose axes are an input from opset `since` on."""
         if self.walk.opsets.get("", 1) >= since:
@@ -474,8 +480,9 @@ def _distances(x: Expansion) -> Nodes:
     metric = x.get("metric", "sqeuclidean")
     if metric not in ("sqeuclidean", "euclidean"):
         raise Unknown(metric)
-    (m, n), (k, _) = (x.shape(x.input(i)) for i in range(2))
-    apart = x.op("Sub", x.reshape(x.input(0), (m, 1, n)), x.reshape(x.input(1), (1, k, n)))
+    if any(x.rank(name) != 2 for name in x.inputs(2)):
+        raise ValueError("a table of rows is a matrix")
+    apart = x.op("Sub", x.with_axis(x.input(0), 1), x.with_axis(x.input(1), 0))
     total = x.reduced("ReduceSum", x.op("Mul", apart, apart), [2], 0, since=13)
     return x.result(x.op("Sqrt", total) if metric == "euclidean" else total)
 

@@ -144,7 +144,11 @@ def _older_nodes(call: Call, part: str) -> tuple[_Nodes, Array, Array, Array, Ar
     features, splits = _numbers(call, "nodes_featureids", np.int64), _numbers(call, "nodes_values")
     nodes = _Nodes(codes, features, splits, _tracks(call, codes), following, {})
     owners = place(_key(call, f"{part}_treeids", f"{part}_nodeids"))
-    return nodes, roots, owners, _numbers(call, f"{part}_ids", np.int64), _numbers(call, f"{part}_weights")
+    targets, weights = _numbers(call, f"{part}_ids", np.int64), _numbers(call, f"{part}_weights")
+    if part == "target" and call.get("n_targets", 1) == 1:  # of a leaf the first entry counts, as in onnxruntime
+        owners, first = np.unique(owners, return_index=True)
+        targets, weights = targets[first], weights[first]
+    return nodes, roots, owners, targets, weights
 
 
 def _key(call: Call, tree: str, node: str) -> Array:
@@ -187,20 +191,22 @@ def _regressor(call: Call, x: Array) -> Result:
 
 
 def _classifier(call: Call, x: Array) -> Result:
-    """Of two classes of which one is summed, the other has 1 less the sum where no leaf subtracts, else its negative,
-    as onnxruntime has it."""
+    """Of two classes of which one is summed, the label is the second one where the sum is above 0, or above a half
+    where no leaf subtracts; the other class has 1 less the sum there, else its negative. onnxruntime has it so."""
     labels = np.asarray(call.get("classlabels_int64s", ()), np.int64)
     if not labels.size:
         raise Unsupported("labels that are strings")
     transform = call.get("post_transform", "NONE")
-    if len(labels) == 2 and not any(call.get("class_ids", ())):
+    ids, positive = set(call.get("class_ids", ())), bool((_numbers(call, "class_weights") >= 0).all())
+    alone = len(labels) == 2 and len(ids) <= 1
+    if alone and not any(ids):
         base = _numbers(call, "base_values")
-        share = transform == "NONE" and (_numbers(call, "class_weights") >= 0).all()
         sums = _older(call, "class", x, 1, "SUM") + (base[-1] if base.size > 1 else 0)
-        scores = np.concatenate([1 - sums if share else -sums, sums], 1)
+        scores = np.concatenate([1 - sums if positive and transform != "LOGISTIC" else -sums, sums], 1)
+        transform = "NONE" if transform in ("SOFTMAX", "SOFTMAX_ZERO") else transform
     else:
-        scores = _older(call, "class", x, len(labels), "SUM")
-    place = np.argmax(scores, 1)
+        scores = sums = _older(call, "class", x, len(labels), "SUM")
+    place = (sums[:, -1] > (0.5 if positive else 0)).astype(np.int64) if alone else np.argmax(scores, 1)
     return [
         Value(labels[place], np.dtype(np.int64)),
         Value(_transformed(call, scores, transform), np.dtype(np.float32)),

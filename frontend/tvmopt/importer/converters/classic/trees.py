@@ -6,14 +6,15 @@ tables, is in :mod:`tree_tables`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.classic.forests import COMPARISONS, Forest, leaf_sums, tracks_of
-from tvmopt.importer.converters.classic.scores import both_classes, class_labels, label_of, transformed
-from tvmopt.importer.converters.common import Build, const
+from tvmopt.importer.converters.classic.scores import TRANSFORMS, both_classes, class_labels, label_of, transformed
+from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 Array = np.ndarray[Any, Any]
@@ -41,8 +42,8 @@ def forest(ctx: Context, attrs: dict[str, Any], part: str) -> Forest:
         raise ctx.unsupported("a node's branch leads to no node of its tree", "export the model again")
     reached = np.bincount(ways[~leaf].ravel(), minlength=len(trees))
     roots = np.flatnonzero(reached == 0)
-    if (reached > 1).any() or len(roots) != len(set(trees.tolist())) or not _whole(ways, leaf, roots):
-        raise ctx.unsupported("its nodes are no trees", "one root a tree, and one way to each node")
+    if len(roots) != len(set(trees.tolist())) or not _whole(ways, leaf, roots, reached):
+        raise ctx.unsupported("its nodes are no trees", "one root a tree, and no way back")
     leaves, targets, weights = _leaves(ctx, attrs, part, keys)
     comparisons = np.where(leaf, "", modes)
     return Forest(
@@ -80,12 +81,21 @@ class _Keys:
         return np.where(self.keys[at] == keys, self.order[at], -1)
 
 
-def _whole(ways: Array, leaf: Array, roots: Array) -> bool:
-    """Whether the ways from the roots lead to all nodes: those of a circle have a way to each, but from no root."""
-    count, level = 0, roots
-    while level.size:  # each node has one way to it, so that no level has one twice
+def _whole(ways: Array, leaf: Array, roots: Array, reached: Array) -> bool:
+    """Whether the ways from the roots lead to all nodes, and none leads back.
+
+    Several ways may lead to a node: a set of categories is a chain of nodes that ask for one each, and of which all
+    have the same next node where the answer is yes (LightGBM).
+
+    Args:
+        reached: how many ways lead to each node.
+    """
+    count, level, waits = 0, roots, reached.copy()
+    while level.size:  # the nodes that all ways to them have been followed to: never one of a circle
         count += level.size
-        level = ways[level[~leaf[level]]].ravel()
+        after = ways[level[~leaf[level]]].ravel()
+        np.subtract.at(waits, after, 1)
+        level = np.unique(after[waits[after] == 0])
     return count == len(leaf)
 
 
@@ -122,27 +132,49 @@ def _leaves(ctx: Context, attrs: dict[str, Any], part: str, keys: _Keys) -> tupl
     return np.stack([ends[:-1], ends[1:]], 1), targets, weights
 
 
+def _first_entries(leaves: Array) -> Array:
+    """Of each leaf the first entry alone, as onnxruntime reads leaves for one target: scikit-learn's converter writes
+    the number of a leaf once for each class."""
+    return np.stack([leaves[:, 0], np.minimum(leaves[:, 0] + 1, leaves[:, 1])], 1)
+
+
 def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TreeEnsembleClassifier: the label of the largest sum, and the scores; of two classes one may be summed alone."""
+    """TreeEnsembleClassifier: the label of the largest sum, and the scores; of two classes one may be summed alone.
+
+    Then the label is the second one where the sum is larger than 0, or than a half if no leaf subtracts, as in
+    onnxruntime; and of transforms there is LOGISTIC only.
+    """
     b = Build(bb, ctx.name)
     labels, found = class_labels(ctx, attrs, "classlabels_int64s"), forest(ctx, attrs, "class")
     transform, base = attrs.get("post_transform", "NONE"), np.asarray(_numbers(attrs, "base_values"), np.float32)
-    if len(labels) == 2 and not found.targets.any():
-        sums = leaf_sums(b, ctx, inputs[0], found, 1)
-        sums = b.add(sums, const(base[-1:], "float32")) if base.size else sums
-        sums = both_classes(b, sums, of_share=transform == "NONE" and bool((found.weights >= 0).all()))
-    else:
-        if found.targets.max(initial=0) >= len(labels):
-            raise ctx.unsupported(f"a leaf adds to class {found.targets.max()} of {len(labels)}", "a label a class")
-        sums = leaf_sums(b, ctx, inputs[0], found, len(labels))
-        sums = b.add(sums, const(base, "float32")) if base.size else sums
-    return label_of(b, sums, labels), transformed(b, ctx, sums, transform)
+    if found.targets.max(initial=0) >= len(labels):
+        raise ctx.unsupported(f"a leaf adds to class {found.targets.max()} of {len(labels)}", "a label a class")
+    alone = len(labels) == 2 and bool((found.targets == found.targets[:1]).all())
+    positive = bool((found.weights >= 0).all())
+    first = alone and not found.targets.any()
+    sums = leaf_sums(b, ctx, inputs[0], found, 1 if first else len(labels))
+    if base.size:
+        sums = b.add(sums, const(base[-1:] if first else base, "float32"))
+    label = label_of(b, sums, labels) if not alone else _of_two(b, sums, labels, 0.5 if positive else 0.0)
+    if first:
+        sums = both_classes(b, sums, of_share=transform != "LOGISTIC" and positive)
+        transform = transform if transform == "LOGISTIC" or transform not in TRANSFORMS else "NONE"
+    return label, transformed(b, ctx, sums, transform)
+
+
+def _of_two(b: Build, sums: Any, labels: list[int], edge: float) -> Any:
+    """The second label where the last column is above an edge, else the first one [n], int64."""
+    columns = shape_of(sums)[1]
+    score = b.reshape(b.slice(sums, 1, columns - 1, columns), (shape_of(sums)[0],))
+    return b.where(b.greater(score, edge), const(np.int64(labels[1]), "int64"), const(np.int64(labels[0]), "int64"))
 
 
 def regressor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """TreeEnsembleRegressor: sums or means of the trees' leaves."""
     b, found = Build(bb, ctx.name), forest(ctx, attrs, "target")
     way, targets = attrs.get("aggregate_function", "SUM"), int(attrs.get("n_targets", 1))
+    if targets == 1:
+        found = replace(found, leaves=_first_entries(found.leaves))
     sums = leaf_sums(b, ctx, inputs[0], found, targets, way)
     base = np.asarray(_numbers(attrs, "base_values"), np.float32)
     return transformed(
