@@ -225,7 +225,8 @@ def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: An
     if sizes is not None and np.size(sizes):
         wanted = [s if isinstance(s, Dim) else int(s) for s in np.ravel(sizes)]
         factors: list[Any] = [
-            None if is_open((w, shape[a])) else w / shape[a] for w, a in zip(wanted, axes, strict=True)
+            1.0 if w == shape[a] else None if is_open((w, shape[a])) else w / shape[a]
+            for w, a in zip(wanted, axes, strict=True)
         ]
         policy = attrs.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
