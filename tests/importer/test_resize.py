@@ -157,6 +157,24 @@ def test_sizes_that_repeat_an_open_batch(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(compiled.model.run({"x": x})["y"], session.run(None, {"x": x})[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("transform", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_a_cubic_resize_to_open_sizes(transform: str) -> None:
+    """It was refused: tables of positions of vision transformers are resized so to pictures of open size."""
+    options = {"mode": "cubic", "axes": [2, 3], "cubic_coeff_a": -0.5, "coordinate_transformation_mode": transform}
+    nodes = [
+        helper.make_node("Shape", ["z"], ["sizes"], start=2),
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **options),
+    ]
+    inputs = [value("x", ("n", 3, "h", 6)), value("z", (1, 1, "p", "q"))]
+    made = model(nodes, inputs, [value("y", None)], opset=18)
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    rng = np.random.default_rng(0)
+    for batch, high, wanted in ((1, 5, (9, 3)), (2, 1, (4, 17)), (3, 8, (8, 6)), (1, 2, (1, 1))):
+        x = rng.standard_normal((batch, 3, high, 6)).astype("float32")
+        feeds = {"x": x, "z": np.zeros((1, 1, *wanted), "float32")}
+        np.testing.assert_allclose(compiled.run(feeds)["y"], Oracle(made).run(feeds)["y"], rtol=1e-5, atol=1e-5)
+
+
 def test_a_cubic_resize_between_convolutions() -> None:
     """These are channels last, and the planes between them are not."""
     rng = np.random.default_rng(0)
