@@ -187,6 +187,14 @@ def test_what_clearly_agrees_agrees(seed) -> None:
             assert one.mean_error == pytest.approx(whole.mean_error, rel=1e-3) and whole.excess <= one.excess
 
 
+def test_a_single_number_clearly_agrees() -> None:
+    """NumPy makes no array of the difference of two: a model whose output is a mean ended in a TypeError."""
+    exact, found = np.array(1.5, np.float32), np.array(1.5 + 1e-6, np.float32)
+    one, whole = (judged("y", exact, found, LIMITS["fp32"]) for judged in (agreement, deviation))
+    assert one is not None and one.ok and one.worst == whole.worst == ()
+    assert one.max_error == pytest.approx(whole.max_error) and one.mean_error == pytest.approx(whole.mean_error)
+
+
 def test_most_kernels_clearly_agree() -> None:
     """What a right kernel of float32 makes is told by the short comparison; one wrong element among many is not."""
     a, b = np.random.default_rng(0).standard_normal((2, 256, 256)).astype(np.float32)

@@ -27,6 +27,7 @@ STEPS = """g (float[b,n] x) => (float[n] z) <int64 i = {1}, int64 o = {0}, float
 MASK = """g (float[n,m] x) => (float[n,m] z) <int64 o = {1}> {
     s = Shape<start = 1, end = 2>(x)  cols = Squeeze(s)  p = Shape<start = 0, end = 1>(x)  rows = Squeeze(p)
     d = Sub(cols, rows)  k = Add(d, o)  z = Trilu<upper = UPPER>(x, k) }"""
+BESIDE = "g (float[n,m] x) => (float[n,m] z) <int64 k = {DIAGONAL}> { z = Trilu<upper = UPPER>(x, k) }"
 DOWN = """g (float[n,4] x) => (float[n,4] z) <int64 o = {1}, int64 by = {STEP}, int64[2] v = {-1,1}> {
     s = Shape<start = 0, end = 1>(x)  q = Squeeze(s)  k = Sub(q, o)  a = Range(k, by, by)
     f = Cast<to = 1>(a)  c = Reshape(f, v)  t = ReduceSum(c)  z = Mul(x, t) }"""
@@ -72,6 +73,8 @@ CASES: dict[str, tuple[str, Callable[[int], Feeds]]] = {
     "linspace": (STEPS, lambda n: wide(2, n + 1)),
     "mask beside a cache": (MASK.replace("UPPER", "1"), lambda n: wide(n, n + 5)),
     "what a mask leaves": (MASK.replace("UPPER", "0"), lambda n: wide(n + 2, n)),
+    "beyond a diagonal": (BESIDE.replace("DIAGONAL", "2").replace("UPPER", "1"), lambda n: wide(n, n + 1)),
+    "up to a diagonal": (BESIDE.replace("DIAGONAL", "-3").replace("UPPER", "0"), lambda n: wide(n + 1, n)),
     "downwards": (DOWN.replace("STEP", "-1"), lambda n: wide(n, 4)),
     "downwards by three": (DOWN.replace("STEP", "-3"), lambda n: wide(n + 3, 4)),
     "depth": (DEPTH, lambda n: {"i": np.array([0, n - 1, -1, n, -n - 1]), "x": normal(n, 4)}),

@@ -477,11 +477,9 @@ def test_symbols_are_one_variable_and_have_bounds():
             r"(?s)GRU cannot be imported: the size t is open.*bind the size: --shape t:NUMBER|shape=.'t'"),
         (one("RoiAlign", ("x", "r", "i"), {"r": np.ones((1, 4), "float32"), "i": ints(0)}, (1, "n", 9, 1), opset=16),
             "RoiAlign cannot be imported: .* some are open"),
-        (chained([node("ScatterElements", ["x", "i", "u"], ["y"], axis=0)],
-            inputs=[value("x", ("n", 3, "t")), value("i", ("n", 2, "t"), INT64), value("u", ("n", 2, "t"))]),
-            "ScatterElements cannot be imported: the sizes of its indices are open"),
         (chained([node("DFT", ["x"], ["y"], axis=1)], inputs=[value("x", (2, "t", 1))]),
             "DFT cannot be imported: the number of points of its transform, t, is open"),
+        (one("Det", shape=("n", "t", "t")), "Det cannot be imported: the size of its matrices, t, is open"),
         (chained([node("ConvTranspose", ["x", "w"], ["y"], group=2)],
             inputs=[value("x", (1, "n", 5, 5)), value("w", ("n", 3, 2, 2))]),
             r"(?s)ConvTranspose cannot be imported: it divides its channels into groups.*--shape n:NUMBER|shape=.'n'"),
@@ -529,3 +527,23 @@ def test_a_size_that_63_bits_do_not_hold_is_refused(scale: float, axis: int, say
     made = one("Resize", ["x", "", "s"], {"s": scales}, shape=("n", 4, 5), mode="nearest", opset=18)
     with pytest.raises(ModelError, match=says):
         prepare(made)
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        (
+            one("Col2Im", ("x", "i", "b"), {"i": ints(9, 9), "b": ints(3, 3)}, ("n", 27, 25), 18,
+                strides=[2, 2], pads=[1, 1, 1, 1]),
+            [(1, 27, 25), (7, 27, 25)],
+        ),
+        (one("Det", shape=("n", "k", 4, 4)), [(1, 1, 4, 4), (3, 2, 4, 4)]),
+        (one("Det", shape=("n", 1, 1)), [(1, 1, 1), (5, 1, 1)]),
+    ],
+)  # fmt: skip
+def test_an_open_batch_of_what_has_no_schedule(made, sizes):
+    """Col2Im (torch's fold) and Det were refused."""
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    for shape in sizes:
+        x = np.random.default_rng(shape[0]).standard_normal(shape).astype("float32")
+        np.testing.assert_allclose(compiled.run({"x": x})["y"], run_ort(made, {"x": x})[0], rtol=1e-4, atol=1e-5)

@@ -139,6 +139,42 @@ def test_an_open_number_of_pictures() -> None:
         np.testing.assert_allclose(compiled.run({"x": x})["y"], exact, rtol=1e-5, atol=4e-6)
 
 
+@pytest.mark.parametrize("options", [{"mode": "cubic"}, {"mode": "linear", "antialias": 1}, {"mode": "linear"}])
+def test_sizes_that_repeat_an_open_batch(options: dict[str, Any]) -> None:
+    """torch's exporter writes the batch and the channels among the sizes: axes that stay as they are need no kernel,
+    and the modes that want numbers want none of them."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["kept"], end=2),
+        helper.make_node("Concat", ["kept", "to"], ["sizes"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **options),
+    ]
+    made = model(nodes, [value("x", ("n", "c", 9, 11))], [value("y", None)], {"to": np.array([4, 15])}, opset=18)
+    compiled = tvmopt.compile(made, verify=False, records=False)
+    assert len(compiled.report.kernels) == 2  # rows and columns
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for shape in ((1, 1, 9, 11), (3, 2, 9, 11)):
+        x = np.random.default_rng(shape[0]).standard_normal(shape).astype("float32")
+        np.testing.assert_allclose(compiled.model.run({"x": x})["y"], session.run(None, {"x": x})[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_a_cubic_resize_to_open_sizes(transform: str) -> None:
+    """It was refused: tables of positions of vision transformers are resized so to pictures of open size."""
+    options = {"mode": "cubic", "axes": [2, 3], "cubic_coeff_a": -0.5, "coordinate_transformation_mode": transform}
+    nodes = [
+        helper.make_node("Shape", ["z"], ["sizes"], start=2),
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **options),
+    ]
+    inputs = [value("x", ("n", 3, "h", 6)), value("z", (1, 1, "p", "q"))]
+    made = model(nodes, inputs, [value("y", None)], opset=18)
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    rng = np.random.default_rng(0)
+    for batch, high, wanted in ((1, 5, (9, 3)), (2, 1, (4, 17)), (3, 8, (8, 6)), (1, 2, (1, 1))):
+        x = rng.standard_normal((batch, 3, high, 6)).astype("float32")
+        feeds = {"x": x, "z": np.zeros((1, 1, *wanted), "float32")}
+        np.testing.assert_allclose(compiled.run(feeds)["y"], Oracle(made).run(feeds)["y"], rtol=1e-5, atol=1e-5)
+
+
 def test_a_cubic_resize_between_convolutions() -> None:
     """These are channels last, and the planes between them are not."""
     rng = np.random.default_rng(0)

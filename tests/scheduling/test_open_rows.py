@@ -61,6 +61,14 @@ def test_sizes_that_contain_one_another_get_names_of_their_own():
     assert not any(v.same_as(N) for v in undefined_vars(named.body, [])), "loops count by the names"
 
 
+def test_a_size_that_is_written_as_a_sum_and_as_a_difference_gets_one_name():
+    """The kernel kept the sum, and with it a variable that none of its tensors has (Funnel's decoder)."""
+    sum_, difference = (N + 1) // 2 + -1, (N + 1) // 2 - 1
+    named, _ = with_size_variables(func((difference, 4), out=(sum_, 4), value=lambda x, i, j: x[i, j]))
+    first, second = [p.ty.shape[0] for p in named.params]
+    assert isinstance(first, tirx.Var) and first.same_as(second)
+
+
 K = te.reduce_axis((0, N), name="k")
 
 

@@ -200,7 +200,7 @@ def agreement(name: str, exact: Array, found: Array, limits: Limits) -> OutputCo
     if not SQUARABLE[0] < scale < FILLS:  # also where it is NaN
         return None
     with np.errstate(all="ignore"):
-        error = found - exact
+        error = np.asarray(found - exact)  # of single numbers NumPy makes no array
         least, most = float(error.min()), float(error.max())
         largest_error = max(-least, most)
         flat = exact.reshape(-1)

@@ -122,10 +122,12 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
     """The function with each open size (`past + 1`) a variable of its own, and variable -> size."""
     sizes: dict[Any, Any] = {}
     variables: dict[Any, Any] = {}
+    kinds: set[type] = set()
     for param in func.params:
         for dim in _shape(param):
             if isinstance(dim, tirx.IntImm) or StructuralKey(dim) in variables:
                 continue
+            kinds.add(type(dim))
             # as the extents of loops are written: `n - 2`, not `n + -2`
             simple = StructuralKey(Analyzer().simplify(dim))
             if simple not in variables:
@@ -140,8 +142,7 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
         found = variables.get(StructuralKey(node))
         return mutator.default_mutate(node) if found is None else found
 
-    kinds = {type(dim) for dim in sizes.values() if not isinstance(dim, tirx.Var)}
-    return structural_mutate(func, tuple((kind, named) for kind in kinds)), sizes
+    return structural_mutate(func, tuple((kind, named) for kind in kinds - {tirx.Var})), sizes
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def col2im(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
             value = tirx.if_then_else(tirx.all(*where), data(nn, c, *axes, *index), tirx.const(0, data.dtype))
             return te.sum(value, axis=axes)
 
-        return te.compute((batch, channels, *image), one, name="col2im")
+        return te.compute((*data.shape[:2], *image), one, name="col2im")
 
     return b.te(col2im_sum, cols)
 

@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmopt.dims import OpenSize, Size, interval, is_open
+from tvmopt.dims import Size, interval, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.protos import MOST_ELEMENTS
@@ -197,24 +197,23 @@ def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     if 0 in (*own, *shape):
         return inputs[0]  # TVM's kernels divide by the sizes
     if any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
-        if is_open(own):  # TVM's own steps through the data by the indices' shape
-            raise OpenSize("the sizes of its indices are open, and others than those of its data")
-        whole = b.emit(_coordinates(b, at, tuple(map(int, own)), axis))
+        whole = b.emit(_coordinates(b, at, own, axis))  # TVM's own steps through the data by the indices' shape
         return relax.op.scatter_nd(inputs[0], whole, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
     if ctx.op_type == "Scatter":
         return ctx.stock([inputs[0], at, inputs[2]], attrs)
     return relax.op.scatter_elements(inputs[0], at, inputs[2], axis, REDUCTIONS[attrs.get("reduction", "none")])
 
 
-def _coordinates(b: Build, at: Any, shape: tuple[int, ...], axis: int) -> Any:
+def _coordinates(b: Build, at: Any, shape: Sequence[Size], axis: int) -> Any:
     """All coordinates, [*shape, rank], of elements of which `at` has the one along `axis`."""
     parts = []
     for i, extent in enumerate(shape):
         if i == axis:
-            parts.append(b.reshape(b.cast(at, "int64"), (*shape, 1)))
+            steps = b.cast(at, "int64")
         else:
-            steps = np.arange(extent).reshape([extent if k == i else 1 for k in range(len(shape))])
-            parts.append(const(np.broadcast_to(steps, shape)[..., None], "int64"))
+            steps = b.reshape(b.arange(extent), [extent if k == i else 1 for k in range(len(shape))])
+            steps = b.broadcast(steps, shape)
+        parts.append(b.reshape(steps, (*shape, 1)))
     return relax.op.concat(parts, len(shape))
 
 

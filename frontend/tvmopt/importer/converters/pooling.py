@@ -75,12 +75,11 @@ def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
     window has no number."""
     if dtype_of(x) == "bfloat16":  # TVM knows no isnan of it; float32 has the same order
         x = b.cast(x, "float32")
-    shape, n = shape_of(x), len(found.out)
-    common = _common(attrs)
-    out = (*shape[:2], *found.out)
+    n, common = len(found.out), _common(attrs)
     column_major, real = bool(attrs.get("storage_order", 0)), is_float(dtype_of(x))
 
-    def max_pool_index(data: Any) -> Any:
+    def max_pool_index(data: Any, windows: Any, begin: Any) -> Any:
+        shape = data.shape
         axes = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(common["pool_size"])]
 
         def pick(a: Any, c: Any) -> Any:
@@ -100,7 +99,7 @@ def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
         best = te.comm_reducer(pick, nothing, name="argmax")
 
         def one(*place: Any) -> Any:
-            steps = zip(place[2:], common["strides"], axes, common["dilation"], found.begin, strict=True)
+            steps = zip(place[2:], common["strides"], axes, common["dilation"], begin, strict=True)
             where = [p * s + k * d - pad for p, s, k, d, pad in steps]
             inside = tirx.all(*[c for w, size in zip(where, shape[2:], strict=True) for c in (w >= 0, w < size)])
             order = range(n - 1, -1, -1) if column_major else range(n)
@@ -111,9 +110,9 @@ def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
             element = tirx.if_then_else(inside, data(*place[:2], *where), lowest(data.dtype))
             return best((index, element), axis=axes)
 
-        return te.compute(out, one, name="max_pool_index")
+        return te.compute((*shape[:2], *windows), one, name="max_pool_index")
 
-    index = relax.TupleGetItem(b.te(max_pool_index, x), 0)
+    index = relax.TupleGetItem(b.te(max_pool_index, x, shape_to_tvm(found.out), shape_to_tvm(found.begin)), 0)
     if max(common["dilation"]) == 1:
         return index
     index = b.emit(index)  # between its taps a window may have nothing but padding

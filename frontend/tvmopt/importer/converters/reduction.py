@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.dims import is_open
+from tvmopt.dims import Dim, OpenSize, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least
@@ -122,13 +122,15 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     """
     b = Build(bb, ctx.name)
     shape = shape_of(inputs[0])
-    n, batch = shape[-1], int(np.prod(shape[:-2]))
+    n, batch = shape[-1], math.prod(shape[:-2])
+    if isinstance(n, Dim):
+        raise OpenSize(f"the size of its matrices, {n}, is open")
     if n == 0:  # the product of nothing
-        return const(np.ones(shape[:-2]), str(inputs[0].ty.dtype))
+        return b.ones(shape[:-2], dtype_of(inputs[0]))
     if n > 64:
         raise ctx.unsupported(f"matrices of {n} x {n}; elimination is unrolled up to 64")
     m, dtype = b.cast(b.reshape(inputs[0], (batch, n, n)), "float64"), "float64"
-    result = const(np.ones((batch, 1, 1)), dtype)
+    result = b.ones((batch, 1, 1), dtype)
     for size in range(n, 1, -1):
         column = b.slice(m, 2, 0, 1)
         best = b.emit(relax.op.argmax(b.emit(relax.op.abs(column)), 1, True))  # [batch, 1, 1], int64

@@ -169,7 +169,7 @@ def _resize_open(
     Raises:
         OpenSize: a mode that needs numbers.
     """
-    if mode not in ("nearest", "linear") or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
+    if mode not in ("nearest", "linear", "cubic") or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
         raise OpenSize(f"mode {mode!r} with these attributes needs the size {axis.size}, which is open")
     sizes = shape_as_data(b, np.array([axis.size, axis.out], object), "int64")
 
@@ -188,18 +188,24 @@ def _resize_open(
 
     def resize_taps(known: Any) -> Any:
         def tap(i: Any, t: Any) -> Any:
-            return inside(known, tirx.floor(place(known, i)) + tirx.Cast("float64", t))
+            return inside(known, tirx.floor(place(known, i)) + tirx.Cast("float64", t - before))
 
-        return te.compute([to_tvm(axis.out), 2], tap)
+        return te.compute([to_tvm(axis.out), count], tap)
 
     def resize_weights(known: Any) -> Any:
         def weight(i: Any, t: Any) -> Any:
             after = place(known, i) - tirx.floor(place(known, i))
+            if mode == "cubic":
+                x = tirx.abs(after - tirx.Cast("float64", t - before))
+                inner = ((a + 2) * x - (a + 3)) * x * x + 1.0
+                outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a  # 0 at 2, the farthest
+                return tirx.Cast(dtype, tirx.Select(x <= 1.0, inner, outer))
             return tirx.Cast(dtype, tirx.Select(t == 0, tirx.const(1.0, "float64") - after, after))
 
-        return te.compute([to_tvm(axis.out), 2], weight)
+        return te.compute([to_tvm(axis.out), count], weight)
 
-    dtype = dtype_of(x)
+    dtype, a = dtype_of(x), float(attrs.get("cubic_coeff_a", -0.75))
+    before, count = (1, 4) if mode == "cubic" else (0, 2)
     if mode == "nearest":
         return b.take(x, guard(b.te(resize_places, sizes)), axis.axis)
     return b.te(weighted_sum, x, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), axis.axis)
@@ -245,7 +251,8 @@ def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: An
     if sizes is not None and np.size(sizes):
         wanted = [s if isinstance(s, Dim) else int(s) for s in np.ravel(sizes)]
         factors: list[Any] = [
-            None if is_open((w, shape[a])) else w / shape[a] for w, a in zip(wanted, axes, strict=True)
+            1.0 if w == shape[a] else None if is_open((w, shape[a])) else w / shape[a]
+            for w, a in zip(wanted, axes, strict=True)
         ]
         policy = attrs.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":

@@ -14,6 +14,7 @@ from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least, index, within
 from tvmopt.importer.converters.padding import Mode, pad_open, positions
+from tvmopt.importer.protos import MOST_ELEMENTS
 
 _PAD_MODES: dict[str, Mode] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
@@ -272,7 +273,8 @@ def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
         distance, bound = _diagonals(b, (rows, columns)), b.number(first)
         inside = (b.greater_equal if attrs.get("upper", 1) else b.less_equal)(distance, bound)
         return b.where(inside, inputs[0], like(0, inputs[0]))
-    offset = int(np.clip(int(first), -rows, columns))
+    low, high = (size if isinstance(size, int) else MOST_ELEMENTS for size in (rows, columns))
+    offset = min(max(int(first), -low), high)
     return (relax.op.triu if attrs.get("upper", 1) else relax.op.tril)(inputs[0], offset)
 
 
