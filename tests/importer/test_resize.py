@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import tvmopt
@@ -288,3 +288,40 @@ def test_the_oracle_resizes_a_long_signal() -> None:
         proto = model([node], [value("x", x.shape)], [value("y", (1, 1, None))], {"s": np.float32([1, 1, 2])})
         found = Oracle(proto).run({"x": x}, ["y"])["y"]
         assert found.shape == (1, 1, 2 * x.size) and found[0, 0, 0] == 2 and np.ptp(found) == np.ptp(x)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(("rows", "columns"), [(7, 5), (1, 4), (8, 1), (16, 33)])
+def test_regions_that_a_run_computes(mode: str, rows: int, columns: int) -> None:
+    """As TensorFlow's detectors cut out boxes: also beyond the picture, turned round, and of one element."""
+    options = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.5, "mode": mode}
+    node = helper.make_node("Resize", ["x", "roi", "", "to"], ["y"], **options)
+    given = {"to": np.array([1, 3, rows, columns])}
+    shapes = {"x": (1, 3, 17, 9), "roi": (8,)}
+    proto = model([node], [value(n, s) for n, s in shapes.items()], [value("y", (1, 3, rows, columns))], given)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    made = tvmopt.compile(proto, records=False, threads=1).model
+    rng = np.random.default_rng(0)
+    for box in ((0.1, 0.2, 0.83, 0.71), (-0.31, 0.4, 0.5, 1.37), (0.9, 0.77, 0.13, 0.05), (0.0, 0.0, 1.0, 1.0)):
+        roi = np.float32([0, 0, box[0], box[1], 1, 1, box[2], box[3]])
+        feeds = {"x": rng.standard_normal(shapes["x"]).astype("f"), "roi": roi}
+        (want,) = session.run(None, feeds)
+        np.testing.assert_allclose(made.run(feeds)["y"], want, rtol=1e-4, atol=2e-5)
+
+
+def test_one_box_after_the_other() -> None:
+    """TensorFlow's exporter writes a loop over boxes whose number is a list of one element: a bound of a Slice."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,1,16,16] x, float[3,4] boxes) => (float[3,1,1,5,6] y)
+        <int64 three = {3}, bool on = {1}, int64[4] to = {1,1,5,6}, int64 one = {1}, int64[1] along = {0},
+         float[2] no = {0.0, 0.0}, float[2] all = {1.0, 1.0}, int64[1] four = {4}, int64[1] a = {0}, int64[1] b = {2}>
+    { y = Loop(three, on) <body = g2 (int64[1] i, bool go) => (bool more, float[1,1,5,6] cut) {
+        more = Identity(go)  next = Add(i, one)  row = Slice(boxes, i, next, along)  box = Reshape(row, four)
+        begin = Slice(box, a, b)  end = Slice(box, b, four)  roi = Concat <axis = 0> (no, begin, all, end)
+        cut = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, , to) }> }"""
+    proto = parser.parse_model(text)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 1, 16, 16)).astype("f"),
+             "boxes": np.float32([[0, 0, 1, 1], [0.2, 0.1, 0.7, 0.9], [0.5, 0.5, 1.2, 0.6]])}  # fmt: skip
+    (want,) = ort.InferenceSession(proto.SerializeToString()).run(None, feeds)
+    found = tvmopt.compile(proto, records=False, threads=1).model.run(feeds)["y"]
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=2e-5)

@@ -112,8 +112,8 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
     trip = 0
     while alive and trip < limit:
         iteration, condition = walk.fresh(f"{prefix}/i"), walk.fresh(f"{prefix}/cond")
-        walk.set_constant(iteration, np.array(trip, np.int64))
-        walk.set_constant(condition, np.array(True))
+        walk.set_constant(iteration, np.full(_declared(body.input[0]), trip, np.int64))
+        walk.set_constant(condition, np.full(_declared(body.input[1]), True))
         nodes, results = branch(walk, body, f"{prefix}/{trip}", [iteration, condition, *carried], weights)
         walk.process(nodes)
         results = [walk.alias.get(r, r) for r in results]
@@ -130,6 +130,11 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
         back()
         return None
     return _finish(walk, node, carried, scans, [0] * len(scans))
+
+
+def _declared(formal: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """The shape of a loop's number or condition: TensorFlow's exporter writes a list of one element."""
+    return (1,) * len(formal.type.tensor_type.shape.dim)
 
 
 def _never_stops(body: onnx.GraphProto) -> bool:

@@ -8,98 +8,28 @@ Along an axis of open size a small kernel computes them in each call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tvm import relax, te, tirx
+from tvm import relax
 
 from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least
-from tvmopt.importer.converters.sized import shape_as_data
+from tvmopt.importer.converters.resize_open import crop_and_resize, resize_open, whole
+from tvmopt.importer.converters.resize_places import Axis, nearest_index, source_positions
 from tvmopt.importer.fractions import floor_product
 from tvmopt.importer.opset import nearest_before
-from tvmopt.importer.sizes import to_tvm
 from tvmopt.operators.interpolate import Taps, interpolate, unchanged, weighted_sum
 
 Array = npt.NDArray[Any]
 MANY = 16
 """Taps along one axis from which on a kernel of planes does better than plain loops, which write all of them out."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One resized axis: sizes, scale (``out / in`` before rounding of the size; None: of open sizes) and region of
-    interest."""
-
-    axis: int
-    size: Size
-    out: Size
-    scale: float | None
-    roi: tuple[float, float]
-
-
-SCALED = ("asymmetric", "half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn")
-"""Coordinate transformations that divide by the scale."""
-
-
-def source_positions(axis: Axis, mode: str, single: bool = False) -> Array:
-    """Where each output element lies in the input, by the standard's table of coordinate transformations.
-
-    Args:
-        single: computed in float32, as engines do it, for whoever takes the nearest element: at 0.7, which no float is,
-            a place halfway between two elements is in float64 a little behind it, and the next one nearer.
-    """
-    x = np.arange(axis.out, dtype=np.float64)
-    assert axis.scale is not None
-    size, scale = int(axis.size), axis.scale
-    if single and mode in SCALED:
-        shift = np.float32(0.0 if mode == "asymmetric" else 0.5)
-        places = (x.astype(np.float32) + shift) / np.float32(scale)
-        if mode in ("half_pixel", "pytorch_half_pixel"):
-            places -= shift
-        return np.zeros(1) if mode == "pytorch_half_pixel" and axis.out == 1 else places.astype(np.float64)
-    length = scale * size
-    if mode == "align_corners":
-        return np.zeros_like(x) if length == 1 else np.asarray(x * (size - 1) / (length - 1))
-    if mode == "asymmetric":
-        return np.asarray(x / scale)
-    if mode == "tf_crop_and_resize":
-        begin, end = axis.roi
-        if length == 1:
-            return np.full_like(x, (begin + end) * (size - 1) / 2)
-        return begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
-    if mode == "pytorch_half_pixel" and length <= 1:
-        return np.zeros_like(x)
-    if mode == "half_pixel_symmetric":  # in the standard's order: a place may be a whole number
-        return np.asarray(size / 2 * (1 - axis.out / length) + (x + 0.5) / scale - 0.5)
-    if mode in ("half_pixel", "pytorch_half_pixel"):
-        return np.asarray((x + 0.5) / scale - 0.5)
-    if mode == "tf_half_pixel_for_nn":
-        return (x + 0.5) / scale
-    raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
-
-
-HALFWAY = 1e-6
-"""How far from the middle of two elements a place may be that counts as halfway: float32 rounds places of its size."""
-
-
-def nearest_index(position: Array, mode: str) -> Array:
-    """The element taken for each position."""
-    if mode == "floor":
-        return np.floor(position)
-    if mode == "ceil":
-        return np.ceil(position)
-    if mode == "round_prefer_ceil":
-        return np.floor(position + (0.5 + HALFWAY))
-    if mode == "round_prefer_floor":
-        return np.ceil(position - (0.5 + HALFWAY))
-    raise ValueError(f"nearest_mode={mode!r} is none of the standard's")
 
 
 def _kernel(mode: str, a: float, distance: Array) -> Array:
@@ -158,90 +88,6 @@ def _planes(b: Build, x: Any, axis: int, rows: Taps | None, columns: Taps | None
     if columns is not None:
         shape[-1] = len(columns.places)
     return b.reshape(y, shape)
-
-
-def _resize_open(
-    b: Build, x: Any, axis: Axis, mode: str, transform: str, nearest: str, attrs: dict[str, Any],
-    guard: Callable[[Any], Any],
-) -> Any:  # fmt: skip
-    """Resize one axis of open size: one small kernel computes the places, which `guard` checks, one the weights.
-
-    Raises:
-        OpenSize: a mode that needs numbers.
-    """
-    if mode not in ("nearest", "linear", "cubic") or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
-        raise OpenSize(f"mode {mode!r} with these attributes needs the size {axis.size}, which is open")
-    sizes = shape_as_data(b, np.array([axis.size, axis.out], object), "int64")
-
-    def place(known: Any, i: Any) -> Any:
-        kind = "float32" if mode == "nearest" and transform in SCALED else "float64"  # as `source_positions` says
-        size, out = (tirx.Cast(kind, known(k)) for k in range(2))
-        scale = out / size if axis.scale is None else tirx.const(axis.scale, kind)
-        length = out if kind == "float32" else scale * size  # likewise
-        return tirx.Cast("float64", open_position(tirx.Cast(kind, i), size, scale, length, transform))
-
-    def inside(known: Any, position: Any) -> Any:
-        return tirx.max(tirx.min(tirx.Cast("int64", position), known(0) - 1), tirx.const(0, "int64"))
-
-    def resize_places(known: Any) -> Any:
-        return te.compute([to_tvm(axis.out)], lambda i: inside(known, open_nearest(place(known, i), nearest)))
-
-    def resize_taps(known: Any) -> Any:
-        def tap(i: Any, t: Any) -> Any:
-            return inside(known, tirx.floor(place(known, i)) + tirx.Cast("float64", t - before))
-
-        return te.compute([to_tvm(axis.out), count], tap)
-
-    def resize_weights(known: Any) -> Any:
-        def weight(i: Any, t: Any) -> Any:
-            after = place(known, i) - tirx.floor(place(known, i))
-            if mode == "cubic":
-                x = tirx.abs(after - tirx.Cast("float64", t - before))
-                inner = ((a + 2) * x - (a + 3)) * x * x + 1.0
-                outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a  # 0 at 2, the farthest
-                return tirx.Cast(dtype, tirx.Select(x <= 1.0, inner, outer))
-            return tirx.Cast(dtype, tirx.Select(t == 0, tirx.const(1.0, "float64") - after, after))
-
-        return te.compute([to_tvm(axis.out), count], weight)
-
-    dtype, a = dtype_of(x), float(attrs.get("cubic_coeff_a", -0.75))
-    before, count = (1, 4) if mode == "cubic" else (0, 2)
-    if mode == "nearest":
-        return b.take(x, guard(b.te(resize_places, sizes)), axis.axis)
-    return b.te(weighted_sum, x, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), axis.axis)
-
-
-def open_position(i: Any, size: Any, scale: Any, length: Any, mode: str) -> Any:
-    """:func:`source_positions` as an expression in the type of its arguments; `length` is that of the result.
-
-    Raises:
-        OpenSize: a transformation that needs numbers.
-    """
-    one, half = (tirx.const(number, str(i.ty.dtype)) for number in (1.0, 0.5))
-    if mode == "align_corners":
-        alone = length <= one
-        return tirx.Select(alone, one - one, i * (size - one) / tirx.Select(alone, one, length - one))
-    if mode == "asymmetric":
-        return i / scale
-    middle = (i + half) / scale
-    if mode == "pytorch_half_pixel":
-        return tirx.Select(length <= one, one - one, middle - half)
-    if mode == "half_pixel":
-        return middle - half
-    if mode == "tf_half_pixel_for_nn":
-        return middle
-    raise OpenSize(f"coordinate_transformation_mode={mode!r} needs sizes that are open")
-
-
-def open_nearest(position: Any, mode: str) -> Any:
-    """:func:`nearest_index` as an expression."""
-    whole = {
-        "floor": tirx.floor,
-        "ceil": tirx.ceil,
-        "round_prefer_ceil": lambda p: tirx.floor(p + (0.5 + HALFWAY)),
-        "round_prefer_floor": lambda p: tirx.ceil(p - (0.5 + HALFWAY)),
-    }
-    return whole[mode](position)
 
 
 def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
@@ -333,13 +179,6 @@ def _fine(axis: Axis, transform: str) -> bool:
     return bool(np.abs(places - source_positions(axis, transform)).max() <= FINE)
 
 
-def _whole(b: Build, x: Any, dtype: str) -> Any:
-    """Floats as integers of a type, rounded and saturated: a cubic curve goes beyond the numbers that it joins."""
-    range_ = np.iinfo(dtype)
-    most = range_.max if range_.bits < 32 else float(np.nextafter(np.float32(range_.max), np.float32(0)))
-    return b.cast(b.minimum(b.maximum(b.emit(relax.op.round(x)), float(range_.min)), float(most)), dtype)
-
-
 def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str, Any]) -> Any:
     """Resize the axes of `work`, one after the other."""
     mode = attrs.get("mode", "nearest")
@@ -371,7 +210,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
             told = f"axis {axis.axis} is empty, so there is nothing to resize"
             least = 1 if axis.scale is None else 0  # of nothing a scale makes nothing
             guard = partial(at_least, b, ctx, size=axis.size, least=least, what=told)
-            x = _resize_open(b, x, axis, mode, transform, nearest, attrs, guard)
+            x = resize_open(b, x, axis, mode, transform, nearest, attrs, guard)
             continue
         position = source_positions(axis, transform, single=mode == "nearest")
         if cropped:
@@ -391,7 +230,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
                 bool(attrs.get("exclude_outside", 0)),
             )
     x = _interpolate(b, x, along)
-    x = _whole(b, x, dtype) if mode == "cubic" and np.dtype(dtype).kind in "iu" else b.cast(x, dtype)
+    x = whole(b, x, dtype) if mode == "cubic" and np.dtype(dtype).kind in "iu" else b.cast(x, dtype)
     if outside is not None and outside.any():
         x = b.where(const(outside, "bool"), float(attrs.get("extrapolation_value", 0.0)), x)
     return x
@@ -407,6 +246,10 @@ def resize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         attrs = {**attrs, "coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
         return resize_to(b, ctx, x, _sizes(ctx, shape_of(x), None, scales, None, attrs), attrs)
     cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    known = ctx.output_types[0]
+    if cropped and inputs[1] is not None and ctx.array(inputs[1]) is None and known is not None:
+        axes = [int(n) % len(shape_of(x)) for n in attrs.get("axes", range(len(shape_of(x))))]
+        return crop_and_resize(b, ctx, x, inputs[1], known[1], axes, attrs)
     roi = ctx.array(inputs[1], "roi") if cropped else None
     scales, sizes = ctx.array(inputs[2], "scales"), ctx.array(inputs[3], "sizes")
     return resize_to(b, ctx, x, _sizes(ctx, shape_of(x), roi, scales, sizes, attrs), attrs)
