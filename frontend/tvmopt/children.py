@@ -47,6 +47,10 @@ expendable = False
 """Whether this process may end where others have a child do what may end it: who started it then does that."""
 
 
+LACKING = (MemoryError, ImportError, OSError, AttributeError)
+"""What exceptions a lack of memory makes: modules of TVM whose library was not loaded have no functions."""
+
+
 class Crash(TvmoptError):
     """The child ended without an answer.
 
@@ -326,7 +330,7 @@ def main() -> None:
     except Exception as error:
         if (limit := limit_of(error)) is not None:
             _tell(pipe, {"error": freeze(limit)})
-        elif starved() and isinstance(error, MemoryError | ImportError | OSError):
+        elif starved() and isinstance(error, LACKING):
             os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
         else:
             said = f": {last_line(error)}" if str(error).strip() else ""

@@ -118,7 +118,7 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
         try:
             answer = call(arguments | {"careful": False})
         except children.Crash as crash:
-            if crash.stage != IMPORTING or crash.bug:
+            if crash.stage != IMPORTING or crash.bug or children.starved(crash.what):
                 raise
             answer = call(arguments | {"careful": True})  # it says what step of the import this model crashes
     except children.Crash as crash:
