@@ -14,7 +14,7 @@ import tvmopt
 import tvmopt.onnxruntime as ours
 from tests.importer.classic_check import ML, RNG, TREES, agree, one, rows, the_same_numbers
 from tests.importer.onnx_check import model, run_ort, run_relax, value
-from tvmopt.errors import TvmoptError, UnsupportedOp
+from tvmopt.errors import InputError, TvmoptError, UnsupportedOp
 from tvmopt.importer import import_model
 from tvmopt.importer.maps import has_maps, maps
 
@@ -238,3 +238,18 @@ def test_columns_that_are_not_there_are_refused(columns: int | str) -> None:
     for wrong in (5, 1 << 40, -1):
         with pytest.raises(TvmoptError, match="out of range"):
             compiled.run({"x": x, "i": np.array([0, wrong])})
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.FLOAT])
+def test_unknown_categories_that_are_errors(kind: int) -> None:
+    """scikit-learn's default: an error of the run. Verification draws integers that are known."""
+    node = helper.make_node("OneHotEncoder", ["x"], ["y"], domain=ML, cats_int64s=[4, 3, 5, 9], zeros=0)
+    made = model([node], [value("x", ["n", 2], kind)], [value("y", None)], domains={ML: 1})
+    compiled = tvmopt.compile(made, records=False, threads=1)
+    assert compiled.report.accuracy["verified"] is (kind == TensorProto.INT64)
+    x = np.array([[3, 9], [4, 4], [5, 3]], helper.tensor_dtype_to_np_dtype(kind))
+    (want,) = run_ort(made, {"x": x})
+    np.testing.assert_array_equal(compiled.model.run({"x": x})["y"], want)
+    with pytest.raises(InputError, match="a category is none of those that it was fitted with"):
+        compiled.model.run({"x": x + 1})
+    np.testing.assert_array_equal(compiled.model.run({"x": x})["y"], want)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -44,6 +45,10 @@ class Use:
     def attribute(self, name: str, default: int) -> int:
         return next((int(a.i) for a in self.node.attribute if a.name == name), default)
 
+    def attributes(self, name: str) -> list[int]:
+        """Those of an attribute that has several; none where it is not there."""
+        return next((list(a.ints) for a in self.node.attribute if a.name == name), [])
+
     def shape(self, index: int) -> Shape:
         names = self.node.input
         return self._shapes.get(names[index], ()) if index < len(names) else ()
@@ -79,6 +84,15 @@ def _position(use: Use) -> Bound | None:
 
 def _classes(use: Use) -> Bound | None:
     return _up_to(use.extent(0, 1))
+
+
+def _categories(use: Use) -> Bound | None:
+    """Of the categories that a node knows, where others are errors: those that follow on each other, from the least."""
+    known = sorted(set(use.attributes("cats_int64s")))
+    if not known or use.attribute("zeros", 1):
+        return None
+    gaps = [a + 1 for a, b in pairwise(known) if b != a + 1]
+    return known[0], gaps[0] if gaps else known[-1] + 1
 
 
 def _unpooled(use: Use) -> Bound | None:
@@ -131,6 +145,7 @@ RULES: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Mod"): {1: _DIVISOR},
     ("", "Range"): {2: _DIVISOR},
     ("", "Slice"): {4: lambda use: (1, 2)},
+    ("ai.onnx.ml", "OneHotEncoder"): {0: _categories},
     ("tvmopt", "ResampleRows"): {0: lambda use: PIXELS},
     ("tvmopt", "ResampleColumns"): {0: lambda use: PIXELS},
     ("com.microsoft", "DynamicQuantizeLSTM"): _LENGTHS,

@@ -10,6 +10,9 @@ from tvm import relax
 from tvmopt.importer.converters.classic.scores import class_labels
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import refused
+
+UNKNOWN = "pass known categories, or export with handle_unknown='ignore': a row of zeros"
 
 
 def _matches(b: Build, x: Any, keys: Any) -> Any:
@@ -18,16 +21,20 @@ def _matches(b: Build, x: Any, keys: Any) -> Any:
 
 
 def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """OneHotEncoder: a 1 in the column of its category."""
+    """OneHotEncoder: a 1 in the column of its category; of an unknown one a row of zeros, or an error of the run."""
     b = Build(bb, ctx.name)
     known = class_labels(ctx, attrs, "cats_int64s")
-    if not attrs.get("zeros", 1):
-        raise ctx.unsupported("an unknown category is an error", "export with handle_unknown='ignore': a row of zeros")
     x = inputs[0] if dtype_of(inputs[0]).startswith("int") else b.cast(inputs[0], "int64")
     found = _matches(b, x, known)
     if len(set(known)) < len(known):  # the last column of a category that is there twice, as in onnxruntime
         found = b.both(found, const(np.array([c not in known[i + 1 :] for i, c in enumerate(known)]), "bool"))
-    return b.cast(found, "float32")
+    columns = b.cast(found, "float32")
+    if attrs.get("zeros", 1):
+        return columns
+    axis = len(shape_of(x))
+    unknown = b.equal(b.max(b.cast(found, "int32"), axis), 0)
+    zeros = refused(b, ctx, 0, unknown, "a category is none of those that it was fitted with", UNKNOWN)
+    return b.add(columns, b.cast(b.reshape(zeros, (*shape_of(x), 1)), "float32"))
 
 
 def label_encoder(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
