@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import TensorProto, helper, parser
 
 import tvmopt
+from tvmopt.dims import Dim
+from tvmopt.importer import fractions
+from tvmopt.importer.symbols import Symbols
 from tvmopt.runtime.model import Model
 
 Feeds = dict[str, np.ndarray]
@@ -107,3 +110,14 @@ def test_as_onnxruntime_has_it(what: str) -> None:
         (want,), (got,) = session.run(None, feeds), found.run(feeds).values()
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_with_a_part_that_floats_round() -> None:
+    """27 / 49 * 49 is less than 27 in float32, and is rounded down to 26: no size is said of it."""
+    symbols, rows, number = Symbols(("n",)), np.array(Dim.symbol("n"), object), np.array(49.0, np.float32)
+    divide, times = (helper.make_node(kind, ["a", "b"], ["c"]) for kind in ("Div", "Mul"))
+    share = fractions.evaluate(divide, [rows, number], TensorProto.FLOAT, symbols)
+    assert share is not None and share[()] == fractions.Part(Dim.symbol("n"), 49)
+    assert fractions.evaluate(times, [share, number], TensorProto.FLOAT, symbols) is None
+    twice = fractions.evaluate(times, [share, np.array(2.0, np.float32)], TensorProto.FLOAT, symbols)
+    assert twice is not None and str(twice[()].above) == "2*n"

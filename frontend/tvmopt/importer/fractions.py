@@ -165,10 +165,13 @@ class _At:
             if found.most is not None:
                 self.symbols.at_most(above, found.most, self.where)
             number = -found.number if b < 0 else found.number
+            _stays(below, number.numerator)
             made = part(above * number.numerator, below * number.denominator)
             return replace(made, down=True) if found.down and isinstance(made, Part) else made
         times, over = _split(self._both(b))
         if not divides:
+            _stays(below, times)
+            _stays(over, above)
             return part(above * times, below * over)
         if isinstance(times, Dim) or times == 0:
             raise _Unknown
@@ -177,6 +180,8 @@ class _At:
     def plus(self, a: Number, b: Number, sign: int = 1) -> Number:
         """A sum, or a difference."""
         (above, below), (more, over) = (_split(_exactly(self._both(n))) for n in (a, b))
+        if _odd(below) > 1 and _odd(over) > 1:
+            raise _Unknown
         return part(above * over + sign * more * below, below * over)
 
     @staticmethod
@@ -199,6 +204,19 @@ class _At:
         if self.symbols.between(above)[0] < 0:
             raise _Unknown
         return self.rounded(a, up=False)
+
+
+def _odd(below: int) -> int:
+    """A divisor without its factors of two: where it is 1, floats divide exactly."""
+    return below // (below & -below)
+
+
+def _stays(below: int, times: Size) -> None:
+    """Refuse a product that may be whole where the part itself, ``above / below``, is not: that was rounded, and
+    ``h / 3 * 3`` may be a little less than `h` then.
+    """
+    if _odd(below) > 1 and (isinstance(times, Dim) or gcd(_odd(below), times) > 1):
+        raise _Unknown
 
 
 def _exactly(number: Number) -> Number:
