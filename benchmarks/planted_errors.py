@@ -256,7 +256,7 @@ class Trial:
             changed.append(spoil(array, kind, share, np.random.default_rng(seed), self.zeros[at] or 0))
 
         changed: list[bool] = []
-        examiner = Examiner(self._spoilt(at, fault), "", self.prepared)
+        examiner = Examiner(self._spoilt(at, fault), "", self.prepared, brief=True)  # as a compile asks
         examiner.judge.truth = lambda feeds, found=None: self.truth  # type: ignore[method-assign]
         found = examiner.thoroughly(self.feeds, self.peer)
         wrong = [o for o in found.comparison.outputs if not o.ok]

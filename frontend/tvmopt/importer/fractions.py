@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from math import gcd
+from math import floor, gcd
 from typing import Any
 
 import numpy as np
@@ -103,14 +103,18 @@ def ratio(factor: float, double: bool = False, divides: bool = False, down: bool
     >>> ratio(32.0, divides=True), ratio(3.14159265)
     (Ratio(number=Fraction(1, 32), most=None, down=False), None)
     """
-    if not np.isfinite(factor) or not 0 < factor < FINEST:
+    if not np.isfinite(factor) or factor <= 0:
         return None
     exact = Fraction(factor)
+    if exact.denominator == 1 and not divides:
+        return Ratio(exact)
+    if factor >= FINEST:
+        return None
     near = exact.limit_denominator(FINEST)
     if near == 0 or (divides and near.numerator > FINEST):
         return None
     found = 1 / near if divides else near
-    if exact == near and (near.denominator == 1 or not divides):
+    if exact == near and (near.denominator == 1 or not divides):  # floats multiply and divide by it as numbers do
         return Ratio(found)
     sizes = np.arange(1, TRIED + 1)
     kind: Any = np.float64 if double else np.float32
@@ -131,7 +135,9 @@ def floor_product(size: Size, scale: float) -> tuple[Size, int | None] | None:
     if not np.isfinite(scale):
         return None
     if not isinstance(size, Dim):
-        return int(np.floor(np.float32(size) * np.float32(scale))), None
+        with np.errstate(over="ignore"):
+            product = float(np.float32(size) * np.float32(scale))
+        return floor(product if np.isfinite(product) else size * scale), None
     found = ratio(float(np.float32(scale)), down=True)
     if found is None:
         return None
