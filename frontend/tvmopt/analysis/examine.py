@@ -329,7 +329,7 @@ def ruled(compared: Comparison, found: Found) -> Comparison:
         if one.name in local and one.ok:
             one = local[one.name]
         elif one.problem == "differs" and found.compared and not local and one.excess <= AMPLIFIED:
-            one = replace(one, problem="", tolerance=max(one.tolerance, one.needed))
+            one = replace(one, problem="", tolerance=AMPLIFIED * one.tolerance)
         results.append(one)
     names = {o.name for o in compared.outputs}
     results += [o for o in found.wrong if o.name not in names]
