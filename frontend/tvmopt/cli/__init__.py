@@ -196,7 +196,8 @@ def _run(arguments: list[str], alone: bool) -> int:
     try:
         _foreign(arguments)
         if alone and arguments[:1] == ["compile"] and len(arguments) > 1 and not HELP & {*arguments}:
-            prepare("tvmopt.compiler.whole:warm" + "_unverified" * ("--no-verify" in arguments))
+            warm = "warm_unverified" if "--no-verify" in arguments else "warm"
+            prepare(f"tvmopt.compiler.whole:{warm}")
         _arguments.clear()
         _arguments.update(arguments)
         application().main(args=arguments, prog_name="tvmopt")

@@ -192,9 +192,8 @@ class Folder(Walk):
         elem_type = types[node.output[0]].tensor_type.elem_type
         if len(known) != len(args):
             return False
-        array = None
-        if not any(i in self.fractions for i in names):
-            array = evaluate_open(node, known, elem_type, self.symbols)
+        shares = any(i in self.fractions for i in names)
+        array = None if shares else evaluate_open(node, known, elem_type, self.symbols)
         if array is None:
             array = fractions.evaluate(node, known, elem_type, self.symbols)
         if array is None:

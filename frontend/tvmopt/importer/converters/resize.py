@@ -210,7 +210,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
             told = f"axis {axis.axis} is empty, so there is nothing to resize"
             least = 1 if axis.scale is None else 0  # of nothing a scale makes nothing
             guard = partial(at_least, b, ctx, size=axis.size, least=least, what=told)
-            x = resize_open(b, x, axis, mode, transform, nearest, attrs, guard)
+            x = resize_open(b, x, axis, mode, transform, attrs, guard)
             continue
         position = source_positions(axis, transform, single=mode == "nearest")
         if cropped:

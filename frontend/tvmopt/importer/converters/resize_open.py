@@ -20,9 +20,8 @@ from tvmopt.operators.interpolate import weighted_sum
 
 
 def resize_open(
-    b: Build, x: Any, axis: Axis, mode: str, transform: str, nearest: str, attrs: dict[str, Any],
-    guard: Callable[[Any], Any],
-) -> Any:  # fmt: skip
+    b: Build, x: Any, axis: Axis, mode: str, transform: str, attrs: dict[str, Any], guard: Callable[[Any], Any]
+) -> Any:
     """Resize one axis of open size: one small kernel computes the places, which `guard` checks, one the weights.
 
     Raises:
@@ -39,30 +38,52 @@ def resize_open(
         length = out if kind == "float32" else scale * size  # likewise
         return tirx.Cast("float64", open_position(tirx.Cast(kind, i), size, scale, length, transform))
 
-    def inside(known: Any, position: Any) -> Any:
-        return tirx.max(tirx.min(tirx.Cast("int64", position), known(0) - 1), tirx.const(0, "int64"))
+    return _taken(b, x, axis.axis, sizes, lambda known: (to_tvm(axis.out), known(0)), place, attrs, guard)
+
+
+def _taken(
+    b: Build, x: Any, axis: int, data: Any, extents: Callable[[Any], tuple[Any, Any]], place: Callable[[Any, Any], Any],
+    attrs: dict[str, Any], guard: Callable[[Any], Any] = lambda at: at,
+) -> Any:  # fmt: skip
+    """What a tensor has at some places of an axis: the nearest elements, or weighted sums.
+
+    Args:
+        data: a tensor that tells the places, in TE what the next two are given.
+        extents: how many places there are, and the size of the axis.
+        place: where the one of some number lies, in float64.
+        guard: checks which elements are read.
+    """
+    mode, nearest = attrs.get("mode", "nearest"), attrs.get("nearest_mode", "round_prefer_floor")
+    a, (before, count) = float(attrs.get("cubic_coeff_a", -0.75)), (1, 4) if mode == "cubic" else (0, 2)
+
+    def inside(size: Any, at: Any) -> Any:
+        within = tirx.max(
+            tirx.min(at, tirx.Cast("float64", size)), tirx.const(-1.0, "float64")
+        )  # of a region any place
+        return tirx.max(tirx.min(tirx.Cast("int64", within), size - 1), tirx.const(0, "int64"))
 
     def resize_places(known: Any) -> Any:
-        return te.compute([to_tvm(axis.out)], lambda i: inside(known, open_nearest(place(known, i), nearest)))
+        out, size = extents(known)
+        return te.compute([out], lambda i: inside(size, open_nearest(place(known, i), nearest)))
 
     def resize_taps(known: Any) -> Any:
-        def tap(i: Any, t: Any) -> Any:
-            return inside(known, tirx.floor(place(known, i)) + tirx.Cast("float64", t - before))
+        out, size = extents(known)
 
-        return te.compute([to_tvm(axis.out), count], tap)
+        def tap(i: Any, t: Any) -> Any:
+            return inside(size, tirx.floor(place(known, i)) + tirx.Cast("float64", t - before))
+
+        return te.compute([out, count], tap)
 
     def resize_weights(known: Any) -> Any:
         def weight(i: Any, t: Any) -> Any:
             after = place(known, i) - tirx.floor(place(known, i))
-            return tirx.Cast(dtype, open_weight(after, t - before, mode, a))
+            return tirx.Cast(dtype_of(x), open_weight(after, t - before, mode, a))
 
-        return te.compute([to_tvm(axis.out), count], weight)
+        return te.compute([extents(known)[0], count], weight)
 
-    dtype, a = dtype_of(x), float(attrs.get("cubic_coeff_a", -0.75))
-    before, count = (1, 4) if mode == "cubic" else (0, 2)
     if mode == "nearest":
-        return b.take(x, guard(b.te(resize_places, sizes)), axis.axis)
-    return b.te(weighted_sum, x, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), axis.axis)
+        return b.take(x, guard(b.te(resize_places, data)), axis)
+    return b.te(weighted_sum, x, guard(b.te(resize_taps, data)), b.te(resize_weights, data), axis)
 
 
 def crop_and_resize(
@@ -81,60 +102,32 @@ def crop_and_resize(
     for k, axis in enumerate(axes):
         if own[axis] == shape[axis] == 1:  # wherever the region is
             continue
-        places = _places_in_region(b, roi, (k, len(axes) + k), own[axis], shape[axis])
-        y, beyond = _at_places(b, y, axis, places, attrs)
+        y, beyond = _cut_out(b, y, axis, shape[axis], roi, (k, len(axes) + k), attrs)
         beyond = b.reshape(beyond, [shape[axis] if i == axis else 1 for i in range(len(own))])
         outside = beyond if outside is None else b.emit(relax.op.logical_or(outside, beyond))
     y = whole(b, y, dtype) if mode == "cubic" and np.dtype(dtype).kind in "iu" else b.cast(y, dtype)
     return y if outside is None else b.where(outside, float(attrs.get("extrapolation_value", 0.0)), y)
 
 
-def _places_in_region(b: Build, roi: Any, ends: tuple[int, int], size: int, out: int) -> Any:
-    """Where each of `out` elements of a region lies on an axis of `size`, in float64; `roi` has its `ends`."""
+def _cut_out(
+    b: Build, x: Any, axis: int, out: int, roi: Any, ends: tuple[int, int], attrs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """(`out` elements of a region of an axis, which of these are beyond it); `roi` has the region's `ends`."""
+    size = shape_of(x)[axis]
 
-    def resize_places(region: Any) -> Any:
+    def resize_region(region: Any) -> Any:
         first, last = (tirx.Cast("float64", region[n]) for n in ends)
         if out == 1:
             return te.compute([1], lambda i: (first + last) * (0.5 * (size - 1)))
         step = (last - first) * float(size - 1) / float(out - 1)
         return te.compute([out], lambda i: first * float(size - 1) + tirx.Cast("float64", i) * step)
 
-    return b.te(resize_places, roi)
-
-
-def _at_places(b: Build, x: Any, axis: int, places: Any, attrs: dict[str, Any]) -> tuple[Any, Any]:
-    """(What a tensor has at some places of an axis, which of these are beyond it); `places` are float64."""
-    mode, nearest = attrs.get("mode", "nearest"), attrs.get("nearest_mode", "round_prefer_floor")
-    size, a, (before, taps) = (
-        shape_of(x)[axis],
-        attrs.get("cubic_coeff_a", -0.75),
-        (1, 4) if mode == "cubic" else (0, 2),
-    )
-
-    def inside(place: Any) -> Any:
-        within = tirx.max(tirx.min(place, tirx.const(size, "float64")), tirx.const(-1.0, "float64"))
-        return tirx.max(tirx.min(tirx.Cast("int64", within), size - 1), 0)
-
     def resize_beyond(at: Any) -> Any:
         return te.compute(at.shape, lambda i: tirx.Not(tirx.And(at[i] >= 0.0, at[i] <= size - 1.0)))
 
-    def resize_nearest(at: Any) -> Any:
-        return te.compute(at.shape, lambda i: inside(open_nearest(at[i], nearest)))
-
-    def resize_taps(at: Any) -> Any:
-        shape = [at.shape[0], taps]
-        return te.compute(shape, lambda i, t: inside(tirx.floor(at[i]) + tirx.Cast("float64", t - before)))
-
-    def resize_weights(at: Any) -> Any:
-        def weight(i: Any, t: Any) -> Any:
-            return tirx.Cast(dtype_of(x), open_weight(at[i] - tirx.floor(at[i]), t - before, mode, float(a)))
-
-        return te.compute([at.shape[0], taps], weight)
-
-    beyond = b.te(resize_beyond, places)
-    if mode == "nearest":
-        return b.take(x, b.te(resize_nearest, places), axis), beyond
-    return b.te(weighted_sum, x, b.te(resize_taps, places), b.te(resize_weights, places), axis), beyond
+    places = b.te(resize_region, roi)
+    extents = out, tirx.const(size, "int64")
+    return _taken(b, x, axis, places, lambda _: extents, lambda at, i: at[i], attrs), b.te(resize_beyond, places)
 
 
 def whole(b: Build, x: Any, dtype: str) -> Any:

@@ -37,34 +37,30 @@ def source_positions(axis: Axis, mode: str, single: bool = False) -> Array:
         single: computed in float32, as engines do it, for whoever takes the nearest element: at 0.7, which no float is,
             a place halfway between two elements is in float64 a little behind it, and the next one nearer.
     """
-    x = np.arange(axis.out, dtype=np.float64)
     assert axis.scale is not None
-    size, scale = int(axis.size), axis.scale
-    if single and mode in SCALED:
-        shift = np.float32(0.0 if mode == "asymmetric" else 0.5)
-        places = (x.astype(np.float32) + shift) / np.float32(scale)
-        if mode in ("half_pixel", "pytorch_half_pixel"):
-            places -= shift
-        return np.zeros(1) if mode == "pytorch_half_pixel" and axis.out == 1 else places.astype(np.float64)
-    length = scale * size
+    single &= mode in SCALED
+    kind: Any = np.float32 if single else np.float64
+    x, size, scale, half = np.arange(axis.out, dtype=kind), int(axis.size), kind(axis.scale), kind(0.5)
+    length = axis.out if single else axis.scale * size
     if mode == "align_corners":
-        return np.zeros_like(x) if length == 1 else np.asarray(x * (size - 1) / (length - 1))
-    if mode == "asymmetric":
-        return np.asarray(x / scale)
-    if mode == "tf_crop_and_resize":
+        places = np.zeros_like(x) if length == 1 else x * (size - 1) / (length - 1)
+    elif mode == "asymmetric":
+        places = x / scale
+    elif mode == "tf_crop_and_resize":
         begin, end = axis.roi
-        if length == 1:
-            return np.full_like(x, (begin + end) * (size - 1) / 2)
-        return begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
-    if mode == "pytorch_half_pixel" and length <= 1:
-        return np.zeros_like(x)
-    if mode == "half_pixel_symmetric":  # in the standard's order: a place may be a whole number
-        return np.asarray(size / 2 * (1 - axis.out / length) + (x + 0.5) / scale - 0.5)
-    if mode in ("half_pixel", "pytorch_half_pixel"):
-        return np.asarray((x + 0.5) / scale - 0.5)
-    if mode == "tf_half_pixel_for_nn":
-        return (x + 0.5) / scale
-    raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
+        alone = np.full_like(x, (begin + end) * (size - 1) / 2)
+        places = alone if length == 1 else begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
+    elif mode == "pytorch_half_pixel" and length <= 1:
+        places = np.zeros_like(x)
+    elif mode == "half_pixel_symmetric":  # in the standard's order: a place may be a whole number
+        places = size / 2 * (1 - axis.out / length) + (x + half) / scale - half
+    elif mode in ("half_pixel", "pytorch_half_pixel"):
+        places = (x + half) / scale - half
+    elif mode == "tf_half_pixel_for_nn":
+        places = (x + half) / scale
+    else:
+        raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
+    return places.astype(np.float64)
 
 
 HALFWAY = 1e-6
