@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmopt.analysis.blame import Blame
 from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.deviation import limits_of, spreading
 from tvmopt.analysis.doubles import Doubles
@@ -122,8 +123,9 @@ def check_kernels(
         for kernel in kernels:
             kernel.comparison = outputs_again.get(kernel.tensor, kernel.comparison)
         wrong = [one for one in outputs_again.values() if not one.ok]
-        guilty = again.guilty({name for name, kernel in suspects.items() if wrong or id(kernel) in known})
-        wrong = [again.output(w.name) for w in wrong]
+        blame = Blame(again)
+        guilty = blame.guilty({name for name, kernel in suspects.items() if wrong or id(kernel) in known})
+        wrong = [blame.output(w.name) for w in wrong]
         wrong = [one for one in wrong if not one.ok]
         if guilty is not None:
             kernel, title = suspects[guilty], suspects[guilty].title
@@ -192,7 +194,7 @@ def bias_of(node: Any, known: Mapping[str, Any]) -> Array | None:
     if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3 or node.input[2] not in known:
         return None
     given = known[node.input[2]]
-    bias: Array = np.asarray(given if isinstance(given, np.ndarray) else array_of(given)).astype(np.float64)
+    bias: Array = np.asarray(array_of(given) if hasattr(given, "dims") else given).astype(np.float64)
     if node.op_type == "Gemm":
         return bias * next((a.f for a in node.attribute if a.name == "beta"), 1.0)
     kernel = known.get(node.input[1])

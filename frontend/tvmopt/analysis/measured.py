@@ -1,4 +1,4 @@
-"""What differed in a walk, measured by runs that only round, and which of the kernels is to blame - for `kernels`."""
+"""What differed in a walk, measured in float64 and by runs that only round - for `kernels` and `blame`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,15 @@ from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.reading import Reading
-from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
+from tvmopt.analysis.walk import PLAIN, Kernel, Walk, along
 from tvmopt.importer.external import array_of
 
-WORSE = 1.01
-"""How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
-its scores. Numbers that are another tensor's make them much larger."""
-
-GUESSED = 0.8
-"""Where it is a guess which tensor the next kernel wrote: by how much nearer its result must come, in squares of
-distances, as a share of what a kernel's own numbers change there. It is 1 where that change is part of what is wrong,
-and 0 on average where neither is the tensor that it resembles: inputs around 1000 all resemble each other."""
 MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SMALL = 1e6
 """Where no tensor that is known has larger numbers, no sum between them leaves its type."""
 WANDERING = 0.5
 """The share of how far a tensor's numbers lie from their mean by which runs that only round may change them."""
-SHOWN = 0.05
-"""The least that a kernel's own numbers must change the next tensors by, in units of what is unexplained there."""
 
 
 def in_range(taken: Mapping[str, Value]) -> dict[str, Value]:
@@ -60,19 +50,18 @@ class Measured:
         self.kinds: dict[str, Any] = {}
         self.found = {n: v.array for n, v in walk.taken.items()} | {n: walk.outputs[n] for n in walk.wrong}
         self.edges: dict[str, list[Any]] = {}
-        self.exact = self._exact(walk.taken, keep=True)
+        self.exact = self.exactly(walk.taken, keep=True)
         self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
         self.reading = Reading(walk)
         self._behind_read: dict[tuple[int, str], tuple[dict[str, Array], list[dict[str, Array]]] | None] = {}
         # runs that round read the integers of suspects as they ought to be: a step at an edge of theirs is no rounding
         # of what is behind, and quantised again and again it becomes any number of steps. What merely resembles such a
         # tensor was not written: a tie in it is one of the tensor that the kernel did write
-        mine = [n for n in suspects if self.exact[n].dtype.kind in "iu" and _mostly(self.exact[n], self.found[n])]
+        mine = [n for n in suspects if self.exact[n].dtype.kind in "iu" and mostly(self.exact[n], self.found[n])]
         whole = {n: Value(self.exact[n], self.kinds[n]) for n in mine}
         self.known = {**walk.taken, **whole}
         self.naturals = self._rounded()
         self._all = self._scattered = False
-        self.right: dict[str, Value] = {}  # what suspects wrote that turned out to be right
 
     def _behind(self, name: str) -> list[str]:
         """The next tensors behind this one whose values of the compiled model are known."""
@@ -87,7 +76,7 @@ class Measured:
                         front.add(output)
         return found
 
-    def _exact(self, taken: Mapping[str, Value], keep: bool = False, names: Collection[str] = ()) -> dict[str, Array]:
+    def exactly(self, taken: Mapping[str, Value], keep: bool = False, names: Collection[str] = ()) -> dict[str, Array]:
         """Tensors in float64, each from the compiled model's numbers before it; all of them where none is named."""
         recorder = Recorder(self.model)
         made = self._run(recorder, taken, names)
@@ -204,7 +193,7 @@ class Measured:
         for name, kernel in self.suspects.items():
             if self.exact[name].dtype.kind in "iu" and self.written(kernel.likeliest, kernel).ok:
                 settled[name] = Value(self.found[name], self.kinds[name])
-        return self._exact({**self.walk.taken, **settled}) if settled else {}
+        return self.exactly({**self.walk.taken, **settled}) if settled else {}
 
     @cached_property
     def written_once(self) -> dict[str, Value]:
@@ -216,7 +205,7 @@ class Measured:
     @cached_property
     def behind_written_once(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
         """(Tensors in float64, runs that only round) from those."""
-        return self._from(self.written_once)
+        return self.behind(self.written_once)
 
     @cached_property
     def without_outputs(self) -> dict[str, Array]:
@@ -224,7 +213,7 @@ class Measured:
         it takes off. Empty where there are none."""
         read = {n for node in self.model.graph.node for n in node.input}
         inner = read & self.walk.outputs.keys() & self.walk.taken.keys()
-        return self._exact({n: v for n, v in self.walk.taken.items() if n not in inner}) if inner else {}
+        return self.exactly({n: v for n, v in self.walk.taken.items() if n not in inner}) if inner else {}
 
     def _apart(
         self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
@@ -252,7 +241,7 @@ class Measured:
     @cached_property
     def alone(self) -> dict[str, Array]:
         """Tensors in float64, from the model's inputs and nothing that a kernel wrote."""
-        return self._exact({})
+        return self.exactly({})
 
     @cached_property
     def alone_unlimited(self) -> dict[str, Array]:
@@ -308,7 +297,7 @@ class Measured:
         real = self.exact[name].dtype.kind == "f" and name not in self.walk.grids
         if read is None or not (read.directly or real):
             return None
-        exact, naturals = self._from(read.known, {name, *kernel.products})
+        exact, naturals = self.behind(read.known, {name, *kernel.products})
         lost = not read.directly and _wander(exact[name], [n[name] for n in naturals if name in n])
         return None if lost else (exact, naturals)
 
@@ -375,13 +364,27 @@ class Measured:
         products = [exact.get(p) for p in kernel.products]
         return along(one, ought, kernel.placed(ought)[0], products, self.precision, self.kinds[name], samples)
 
-    def _behind_right(self, names: Collection[str]) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-        """(These tensors in float64, runs that only round) from what the kernels before them wrote - those too that are
-        right only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last
-        ones may make of the errors of the first ones."""
-        return self._from({**self.walk.taken, **self.right}, names)
+    def as_form(
+        self, form: str, kernel: Kernel, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
+    ) -> OutputComparison:
+        """What a kernel wrote, compared with a form of a tensor from other numbers than those that were seen before it,
+        and with runs that only round from there."""
+        return self._leaning(form, kernel, self._one(form, kernel, exact, naturals), exact, naturals)
 
-    def _from(
+    def whole(self, form: str, kernel: Kernel) -> Value:
+        """The tensor that a kernel wrote a form of."""
+        name = form.removesuffix(PLAIN)
+        placed = kernel.placed(kernel.forms(name, self.exact[name])[form])[0]
+        return Value(kernel.tensor_of(form, placed), self.kinds[name])
+
+    def compared_with(
+        self, name: str, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
+    ) -> OutputComparison:
+        """A tensor that was found, compared with what it ought to be."""
+        samples = [n[name] for n in naturals if name in n]
+        return self.walk.compared(name, exact[name], self.found[name], self.kinds[name], samples)
+
+    def behind(
         self, known: Mapping[str, Value], names: Collection[str] = ()
     ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
         """(Tensors in float64, runs that only round) from these tensors of the compiled model."""
@@ -390,86 +393,8 @@ class Measured:
         runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
         return exact, self._through(runs, known, names)
 
-    def output(self, name: str) -> OutputComparison:
-        """An output, from what the kernels before it wrote, once :meth:`guilty` knows which of them are right."""
-        one = self.compared(name)
-        if one.ok or not self.right:
-            return one
-        exact, naturals = self._behind_right([name])
-        samples = [n[name] for n in naturals if name in n]
-        behind = self.walk.compared(name, exact[name], self.found[name], self.kinds[name], samples)
-        return behind if behind.ok else one
 
-    def _tried(self, kernel: Kernel) -> dict[str, OutputComparison]:
-        """What a kernel wrote, as each form of a tensor that it may be."""
-        tried = {form: self.written(form, kernel) for form in kernel.alike}
-        if self.right and tried and not any(one.ok for one in tried.values()):
-            names = {*(form.removesuffix(PLAIN) for form in tried), *kernel.products}
-            exact, naturals = self._behind_right(names)
-            for form in tried:
-                tried[form] = self._leaning(form, kernel, self._one(form, kernel, exact, naturals), exact, naturals)
-        return tried
-
-    def _rounding(self, name: str) -> float:
-        """What runs that only round change of a tensor of floats, at most; nothing of integers, which fit exactly."""
-        if self.exact[name].dtype.kind != "f":
-            return 0.0
-        return max((_distance(self.exact[name], n[name]) for n in self.naturals if name in n), default=0.0)
-
-    def _by_range(self, name: str) -> bool:
-        """Whether these are integers that are right by the range of a type alone: of what is before them they say that
-        it was not infinite where it is in the model."""
-        whole = self.exact[name].dtype.kind in "iub" and name in self.walk.outputs
-        return whole and self.limited and self.compared(name).ok
-
-    def _wrote_an_output(self, kernel: Kernel) -> bool:
-        """Whether what a kernel wrote is an output, and right."""
-        return bool(kernel.output) and self.compared(kernel.output).ok
-
-    def _certainly(self, name: str, kernel: Kernel) -> bool:
-        """Whether a kernel wrote this tensor for certain, with some wrong elements: most are right, and it does not
-        begin a node that reads the tensor and that another kernel ends (the sizes of numbers, which a norm adds up)."""
-        begun = any(name in node.input and kernel.shared & set(node.output) for node in self.model.graph.node)
-        return not begun and _mostly(self.exact[name], self.found[name])
-
-    def guilty(self, accused: Collection[str]) -> str | None:
-        """The first of these suspects that is written wrongly, as the tensors behind it show."""
-        for name in sorted(accused, key=lambda n: self.order.get(n, -1)):
-            kernel = self.suspects[name]
-            if self._wrote_an_output(kernel):
-                continue
-            tried = self._tried(kernel)
-            right = next((form for form, one in tried.items() if one.ok), "")
-            if right:
-                kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), tried[right]
-                placed = kernel.placed(kernel.forms(kernel.tensor, self.exact[kernel.tensor])[right])[0]
-                self.right[kernel.tensor] = Value(kernel.tensor_of(right, placed), self.kinds[kernel.tensor])
-            if right or not self.frontier[name]:
-                continue
-            guessed = {name: Value(self.found[name], self.kinds[name])}
-            own = self._exact({**self.walk.taken, **guessed}, names=self.frontier[name])
-            for next_one in self.frontier[name]:
-                if self._by_range(next_one):
-                    continue
-                if next_one in self.suspects and self._wrote_an_output(self.suspects[next_one]):
-                    continue  # which is right: the tensor that it resembles it did not write
-                ought = _distance(self.exact[next_one], self.found[next_one])
-                changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
-                # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone
-                # are added up) says nothing of a guess
-                least = max(SHOWN * ought, LEANING * self._rounding(next_one))
-                if changed <= least and not self._certainly(name, kernel):
-                    continue
-                if next_one in self.suspects:
-                    fits = rest**2 <= ought**2 - GUESSED * changed**2
-                else:
-                    fits = rest <= WORSE * ought  # integers fit exactly
-                if fits and ought > 0:
-                    return name
-        return None
-
-
-def _mostly(exact: Array, found: Array) -> bool:
+def mostly(exact: Array, found: Array) -> bool:
     """Whether nine in ten elements are the tensor's: then it is that tensor, with a few wrong elements."""
     a, b = exact.astype(np.float64), found.astype(np.float64)
     scale = float(np.sqrt(np.mean(np.square(a[np.isfinite(a)])))) if np.isfinite(a).any() else 0.0
@@ -479,11 +404,11 @@ def _mostly(exact: Array, found: Array) -> bool:
 def _wander(exact: Array, naturals: Sequence[Array]) -> bool:
     """Whether runs that only round change a tensor by more than a share of how far its numbers lie from their mean."""
     with np.errstate(all="ignore"):
-        usual = WANDERING * _distance(exact, np.full_like(exact, np.mean(exact)))
-    return any(_distance(exact, natural) > usual for natural in naturals)
+        usual = WANDERING * distance(exact, np.full_like(exact, np.mean(exact)))
+    return any(distance(exact, natural) > usual for natural in naturals)
 
 
-def _distance(exact: Array, found: Array) -> float:
+def distance(exact: Array, found: Array) -> float:
     """The rms of the difference, over elements finite in both."""
     with np.errstate(all="ignore"):
         error = np.square(found.astype(np.float64) - exact.astype(np.float64))
