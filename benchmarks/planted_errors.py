@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import re
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as verification has it, before NumPy is imported
 
 import ml_dtypes
 import numpy as np

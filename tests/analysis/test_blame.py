@@ -1,5 +1,5 @@
-"""Which kernel is to blame where the tensors behind it hardly show it: one wrong row or element among right ones, in the
-rounding of 16 bits."""
+"""Which kernel is to blame where the tensors behind it hardly show it: one wrong row or element in the rounding of 16
+bits."""
 
 from __future__ import annotations
 
