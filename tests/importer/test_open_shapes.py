@@ -55,6 +55,13 @@ MODELS = {
          node("Transpose", ["x"], ["p"], perm=[0, 2, 1]), node("Reshape", ["p", "to"], ["y"])],
         N[1] | T[1] | {"eight": ints(8)},
     ),
+    "a mask of minus infinity": chained(  # torch.full((t, t), -inf).triu(1) ended in a traceback
+        [*T[0], node("Concat", ["t", "t"], ["tt"], axis=0), node("Expand", ["c", "tt"], ["e"]),
+         node("Trilu", ["e", "k"], ["m"]),
+         node("Transpose", ["x"], ["xt"], perm=[0, 2, 1]), node("MatMul", ["xt", "x"], ["xx"]),
+         node("Add", ["xx", "m"], ["y"])],
+        T[1] | {"c": np.array(-np.inf, "float32"), "k": np.array(1, np.int64)},
+    ),
     "expand": chained(
         [*N[0], node("Concat", ["n", "rest"], ["to"], axis=0), node("Expand", ["c", "to"], ["e"]),
          node("ReduceMax", ["x"], ["m"], axes=[2], keepdims=0), node("Add", ["m", "e"], ["y"])],
