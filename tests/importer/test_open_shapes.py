@@ -63,6 +63,8 @@ MODELS = {
          node("Add", ["xx", "m"], ["y"])],
         T[1] | {"c": np.array(-np.inf, "float32"), "k": np.array(1, np.int64)},
     ),
+    "pads that cut": one("Pad", ("x", "by"), {"by": ints(0, 0, -2, 0, 0, -1)}),
+    "pads that cut, and fill behind": one("Pad", ("x", "by"), {"by": ints(-1, 0, -2, 1, 0, 4)}),
     "a split into open parts": chained(  # torch.split(y, [h, w]) of coordinate attention was refused
         [*N[0], *T[0], node("Concat", ["n", "t"], ["parts"], axis=0), node("Transpose", ["x"], ["p"], perm=[2, 1, 0]),
          node("ReduceSum", ["x", "last"], ["a"], keepdims=0), node("ReduceSum", ["p", "last"], ["b"], keepdims=0),
