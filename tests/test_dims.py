@@ -74,6 +74,42 @@ def test_minima_in_minima_have_bounds():
     assert interval(size, {"n": Range(1, 9, 1)})[0] == 3
 
 
+@pytest.mark.parametrize(
+    "text", ["(k % n) - n + 1", "n - 1 - (k % n)", "k % (2*n + m)", "min(m, k % n) - k % n", "-k % n"]
+)
+@pytest.mark.parametrize("low", [1, 3])
+def test_bounds_of_a_remainder_hold(text, low):
+    """Of a size divided by an open one: rolls were not known to move by less than the axis has."""
+    size, ranges = parse(text), {name: Range(low, 9) for name in "kmn"}
+    found = [size.at({"k": k, "m": m, "n": n}) for k in range(low, 10) for m in range(low, 10) for n in range(low, 10)]
+    bounds = interval(size, ranges)
+    assert bounds[0] <= min(found)
+    assert max(found) <= bounds[1]
+
+
+def test_a_remainder_is_less_than_what_divides():
+    n = parse("4*h - 4*((3*h)//4)")
+    assert less(2 % n, n, {})
+    assert least(n, 2 % n) == 2 % n
+    assert most(0, -2 % n) == -2 % n
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_joined_form_has_the_same_values(seed):
+    """TVM bounds one term after the other; what it gets is no less a size for that."""
+    draw = random.Random(seed)
+    d = draw.randint(2, 9)
+    size = parse(f"({draw.randint(1, 3)}*n*m - m*((({draw.randint(1, d)}*n) + {draw.randint(0, 9)})//{d}))*k + m")
+    for _ in range(50):
+        sizes = {name: draw.randint(1, 40) for name in "kmn"}
+        assert size.build(sizes.__getitem__, min, max, joined=True) == size.at(sizes)
+
+
+def test_nothing_divided_by_nothing():
+    """Sizes at which an axis has no elements are tried, and found wrong; they ended in a ZeroDivisionError."""
+    assert parse("n + 5//n").at({"n": 0}) == 0
+
+
 def test_undecided_is_an_error_and_not_a_guess():
     a, b = parse("a"), parse("b")
     assert a + 1 > a and a >= 1 and not a < 1 and a != b

@@ -216,22 +216,30 @@ class Dim:
     # -- with other things in place of the symbols -----------------------------------------------------------------
 
     def build(
-        self, symbol: Callable[[str], Any], least: Callable[[Any, Any], Any], most: Callable[[Any, Any], Any]
+        self,
+        symbol: Callable[[str], Any],
+        least: Callable[[Any, Any], Any],
+        most: Callable[[Any, Any], Any],
+        joined: bool = False,
     ) -> Any:
         """The same expression of other things: `symbol` gives what stands for a name, `least` and `most` are their
-        minimum and maximum."""
+        minimum and maximum. `joined`: in a form whose terms can be bounded one by one, ``n - (3*n)//4`` as
+        ``(n + 3)//4``. A quotient by nothing is nothing: only sizes that no call has lead to one.
+        """
 
         def value(size: Size) -> Any:
-            return size.build(symbol, least, most) if isinstance(size, Dim) else size
+            return size.build(symbol, least, most, joined) if isinstance(size, Dim) else size
 
         def factor(one: Factor) -> Any:
             if isinstance(one, str):
                 return symbol(one)
             a, b = value(one.a), value(one.b)
+            if one.op == "//" and isinstance(b, int) and b == 0:
+                return 0
             return a // b if one.op == "//" else (least if one.op == "min" else most)(a, b)
 
         total = None
-        for monomial, count in self.terms.items():
+        for monomial, count in (_joined(self.terms) if joined else self.terms).items():
             term = None
             for one in map(factor, monomial):
                 term = one if term is None else term * one
@@ -274,6 +282,29 @@ def _combine(a: Dim, b: Any, sign: int) -> Size:
     for key, count in terms.items():
         total[key] = total.get(key, 0) + sign * count
     return _plain(total)
+
+
+def _joined(terms: Mapping[Monomial, int]) -> Mapping[Monomial, int]:
+    """The same sum with ``n - (3*n)//4`` as ``(n + 3)//4``: who bounds one term after the other, as TVM does for its
+    storages, is close to the truth then. Not the canonical form: what is added later would no longer cancel.
+
+    >>> print(Dim(_joined(parse("4*b*n - 4*b*((3*n)//4)").terms)))
+    4*((n + 3)//4)*b
+    """
+    for monomial, count in terms.items():
+        for place, factor in enumerate(monomial):
+            if isinstance(factor, str) or not _by_number(factor) or not isinstance(factor.a, Dim):
+                continue
+            (term, times), *more = [(k, v) for k, v in factor.a.terms.items() if k]
+            other = tuple(sorted((*monomial[:place], *monomial[place + 1 :], *term), key=str))
+            has = terms.get(other, 0)
+            if more or not factor.b < 2 * times < 2 * factor.b or has * count >= 0 or abs(has) < abs(count):
+                continue
+            rest = Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))
+            quotient = Dim({monomial[:place] + monomial[place + 1 :]: -count}) * (rest // factor.b)
+            left = {**terms, monomial: 0, other: has + count}
+            return _joined(quotient.terms if not any(left.values()) else (Dim(left) + quotient).terms)
+    return terms
 
 
 def _divide(a: Size, b: Size) -> Size:
@@ -459,7 +490,7 @@ class _Intervals:
         terms, slack = _without_quotients(size.terms)
         closer = self._sum(terms)
         low, high = max(low, closer[0] + slack[0]), min(high, closer[1] + slack[1])
-        for ends in self._without_extremes(size):
+        for ends in (*self._without_extremes(size), *self._without_remainders(size)):
             low, high = max(low, ends[0]), min(high, ends[1])
         return (math.ceil(low) if math.isfinite(low) else low), (math.floor(high) if math.isfinite(high) else high)
 
@@ -482,6 +513,30 @@ class _Intervals:
             for side in (atom.a, atom.b):
                 low, high = self(rest + side * count)
                 yield (-math.inf, high) if above else (low, math.inf)
+            return  # the others are replaced there
+
+    def _without_remainders(self, size: Dim) -> Iterator[Interval]:
+        """Bounds of a size with a quotient by an open size `n`, of which it has ``n`` times as many: ``n * (a // n)``
+        is not more than `a`, and more than ``a - n``. So ``a % n``, which is written as ``a - n * (a // n)``, is known
+        to be less than `n`: PyTorch rolls an open axis by as much.
+
+        >>> interval(parse("k - n*(k//n)"), {})[0], interval(parse("k - n*(k//n) - n"), {})[1]
+        (0, -1)
+        """
+        for factor in dict.fromkeys(f for monomial in size.terms for f in monomial):
+            if isinstance(factor, str) or factor.op != "//" or not isinstance(factor.b, Dim):
+                continue
+            having = {k: v for k, v in size.terms.items() if factor in k}
+            without = _plain({tuple(f for f in k if f != factor): v for k, v in having.items()})
+            if not isinstance(without, Dim) or any(k.count(factor) > 1 for k in having):
+                continue
+            times, odd = divmod(next(iter(without.terms.values())), next(iter(factor.b.terms.values())))
+            if odd or without != factor.b * times or self(factor.b)[0] < 0:
+                continue  # where it is 0, nothing is divided by it
+            above = factor.a * times + _plain({k: v for k, v in size.terms.items() if k not in having})
+            below = above - (factor.b - 1) * times
+            ends = (below, above) if times > 0 else (above, below)
+            yield self(ends[0])[0], self(ends[1])[1]
             return  # the others are replaced there
 
     def _sum(self, terms: Mapping[Monomial, Any]) -> Interval:

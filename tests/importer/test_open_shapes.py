@@ -14,6 +14,7 @@ from tvmopt.importer import prepare
 from tvmopt.importer.open_model import read
 from tvmopt.importer.protos import open_shape
 from tvmopt.importer.relax import to_relax
+from tvmopt.importer.sizes import to_tvm
 
 node = helper.make_node
 INT64 = TensorProto.INT64
@@ -54,6 +55,33 @@ MODELS = {
         [*N[0], *T[0], node("Mul", ["n", "t"], ["rows"]), node("Concat", ["rows", "eight"], ["to"], axis=0),
          node("Transpose", ["x"], ["p"], perm=[0, 2, 1]), node("Reshape", ["p", "to"], ["y"])],
         N[1] | T[1] | {"eight": ints(8)},
+    ),
+    "a mask of minus infinity": chained(  # torch.full((t, t), -inf).triu(1) ended in a traceback
+        [*T[0], node("Concat", ["t", "t"], ["tt"], axis=0), node("Expand", ["c", "tt"], ["e"]),
+         node("Trilu", ["e", "k"], ["m"]),
+         node("Transpose", ["x"], ["xt"], perm=[0, 2, 1]), node("MatMul", ["xt", "x"], ["xx"]),
+         node("Add", ["xx", "m"], ["y"])],
+        T[1] | {"c": np.array(-np.inf, "float32"), "k": np.array(1, np.int64)},
+    ),
+    "pads that cut": one("Pad", ("x", "by"), {"by": ints(0, 0, -2, 0, 0, -1)}),
+    "pads that cut, and fill behind": one("Pad", ("x", "by"), {"by": ints(-1, 0, -2, 1, 0, 4)}),
+    "a split into open parts": chained(  # torch.split(y, [h, w]) of coordinate attention was refused
+        [*N[0], *T[0], node("Concat", ["n", "t"], ["parts"], axis=0), node("Transpose", ["x"], ["p"], perm=[2, 1, 0]),
+         node("ReduceSum", ["x", "last"], ["a"], keepdims=0), node("ReduceSum", ["p", "last"], ["b"], keepdims=0),
+         node("Concat", ["a", "b"], ["ab"], axis=0), node("Split", ["ab", "parts"], ["c", "d"], axis=0),
+         node("MatMul", ["c", "turned"], ["e"]), node("Transpose", ["d"], ["f"]), node("MatMul", ["e", "f"], ["y"])],
+        N[1] | T[1] | {"last": ints(2), "turned": np.eye(8, dtype="float32")[::-1].copy()},
+    ),
+    "windows that are filled up and rolled": chained(  # the modulus was not known to be less
+        [*T[0], node("Mod", ["t", "four"], ["m"]), node("Mul", ["m", "three"], ["mmm"]),
+         node("Add", ["four", "mmm"], ["more"]), node("Mod", ["more", "four"], ["end"]),
+         node("Concat", ["five_zeros", "end"], ["pads"], axis=0), node("Pad", ["x", "pads"], ["p"]),
+         node("Shape", ["p"], ["p_s"], start=2), node("Mod", ["two", "p_s"], ["at"]),
+         node("Slice", ["p", "zero", "at", "two"], ["a"]), node("Slice", ["p", "at", "p_s", "two"], ["b"]),
+         node("Concat", ["b", "a"], ["r"], axis=2), node("Div", ["p_s", "four"], ["w"]),
+         node("Concat", ["zero", "eight", "w", "four"], ["to"], axis=0), node("Reshape", ["r", "to"], ["y"])],
+        T[1] | {"three": ints(3), "four": ints(4), "five_zeros": ints(0, 0, 0, 0, 0), "two": ints(2), "zero": ints(0),
+                "eight": ints(8)},
     ),
     "expand": chained(
         [*N[0], node("Concat", ["n", "rest"], ["to"], axis=0), node("Expand", ["c", "to"], ["e"]),
@@ -547,3 +575,9 @@ def test_an_open_batch_of_what_has_no_schedule(made, sizes):
     for shape in sizes:
         x = np.random.default_rng(shape[0]).standard_normal(shape).astype("float32")
         np.testing.assert_allclose(compiled.run({"x": x})["y"], run_ort(made, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_tvm_gets_sizes_that_it_can_bound():
+    """Its planner bounded each of two terms by itself: windows of a picture took 25 GB instead of 0.4."""
+    h = Dim.symbol("h")
+    assert str(to_tvm(4 * h - 4 * (3 * h // 4))) == str(to_tvm((h + 3) // 4 * 4))

@@ -119,3 +119,55 @@ def test_an_if_that_asks_for_an_element_of_an_open_tensor(opset: int) -> None:
     found = compiled.run({"x": x})
     np.testing.assert_array_equal(found["y"], x)
     assert found["h"].item() is True
+
+
+SIZES = {"zero": np.array(0, np.int64), "one": np.array([1], np.int64), "first": np.array(1, np.int64)}
+
+
+def body_that_asks_for_the_rank():
+    """What PyTorch writes for atleast_1d: a number becomes a row, anything else stays."""
+    then = helper.make_graph([helper.make_node("Reshape", ["e", "one"], ["t"])], "then", [], [value("t", None)])
+    other = helper.make_graph([helper.make_node("Identity", ["e"], ["u"])], "else", [], [value("u", None)])
+    nodes = [
+        helper.make_node("Shape", ["e"], ["s"]),
+        helper.make_node("Size", ["s"], ["r"]),
+        helper.make_node("Equal", ["r", "zero"], ["c"]),
+        helper.make_node("If", ["c"], ["m"], then_branch=then, else_branch=other),
+    ]
+    return helper.make_graph(nodes, "body", [value("e", None)], [value("m", None)])
+
+
+@pytest.mark.parametrize("made_by", ["SequenceConstruct", "SplitToSequence", "pieces"])
+@pytest.mark.parametrize("shape", [("n", 4), (3, 4)])
+def test_a_map_whose_body_asks_for_the_rank(made_by: str, shape) -> None:
+    """torch.hstack of open sizes ended the import's process with a segmentation fault."""
+    made = {
+        "SequenceConstruct": helper.make_node("SequenceConstruct", ["x", "x"], ["q"]),
+        "SplitToSequence": helper.make_node("SplitToSequence", ["x"], ["q"], axis=1),
+        "pieces": helper.make_node("SplitToSequence", ["x", "three"], ["q"], axis=1),
+    }[made_by]
+    nodes = [
+        made,
+        helper.make_node("SequenceMap", ["q"], ["w"], body=body_that_asks_for_the_rank()),
+        helper.make_node("SequenceAt", ["w", "first"], ["a"]),
+        helper.make_node("ConcatFromSequence", ["w"], ["y"], axis=1),
+    ]
+    weights = SIZES | {"three": np.array(3, np.int64)}
+    made = model(nodes, [value("x", shape)], [value("y", None), value("a", None)], weights, opset=18)
+    feeds = {"x": np.arange(12, dtype="f").reshape(3, 4)}
+    found = tvmopt.compile(made, verify=False, records=False).model.run(feeds)
+    for ours, theirs in zip(found.values(), run_ort(made, feeds), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_pieces_without_their_axis_of_an_old_opset() -> None:
+    """Split and Squeeze take their numbers as attributes there."""
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["q"], axis=-1, keepdims=0),
+        helper.make_node("SequenceAt", ["q", "first"], ["y"]),
+    ]
+    made = model(nodes, [value("x", (3, 4))], [value("y", None)], {"first": SIZES["first"]}, opset=11)
+    feeds = {"x": np.arange(12, dtype="f").reshape(3, 4)}
+    (expected,) = run_ort(made, feeds)
+    (found,) = run_relax(to_relax(prepare(made)), feeds)
+    np.testing.assert_array_equal(found, expected)

@@ -132,6 +132,19 @@ def test_a_quotient_that_is_rounded_stays_unless_it_is_exact(divisor, expected):
     assert F(41) * F(1 / 49) < 1
 
 
+def test_a_quotient_that_places_are_computed_from_stays():
+    """PyTorch's nearest-exact took the pixel behind the right one: 6.5 * (218 / 13) is less than 109 in float32."""
+
+    def places(bb, x):
+        quotient = bb.emit(op.divide(x, c(F(13))))
+        moved = bb.emit(op.add(bb.emit(op.multiply(quotient, c(F(6.5)))), c(F(0))))
+        return op.astype(bb.emit(op.reshape(moved, (9, 7))), "int64")
+
+    assert F(6.5) * (F(218) / F(13)) < 109 < F(6.5) * (F(218) * F(1 / 13))
+    mod = build({"x": (7, 9)}, places)
+    check_rewrite(EliminateIdentities, mod, {"divide": 1, "multiply": 1, "reshape": 1, "astype": 1})
+
+
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("keepdims", [True, False])
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.dims import interval, parse
 from tvmopt.errors import ModelError, UnsupportedOp, last_line
-from tvmopt.importer import blocked, contrib, control, fractions, own, places, rules
+from tvmopt.importer import blocked, contrib, control, fractions, own, places, rules, sequences
 from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
@@ -96,6 +96,7 @@ class Folder(Walk):
         if (key in control.HANDLERS or key in places.HANDLERS) and (reason := self._misfit(node)):
             raise self._contradiction(node, reason)
         known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
+        known += (sequences.HANDLERS,)
         handler = next((table[key] for table in known if key in table), None)
         expansion = handler(self, node) if handler else None
         if expansion is not None:

@@ -258,10 +258,10 @@ def evaluate(node: onnx.NodeProto, args: list[Array], elem_type: int, symbols: S
     """
     if normal_domain(node.domain) or sum(a.size for a in args) > LARGEST:
         return None
-    given = [np.frompyfunc(_plain, 1, 1)(a) if a.size else a.astype(object) for a in args]
-    given = [np.asarray(a, object) for a in given]
     at = _At(symbols, node_name(node), elem_type == onnx.TensorProto.DOUBLE)
     try:
+        given = [np.frompyfunc(_plain, 1, 1)(a) if a.size else a.astype(object) for a in args]
+        given = [np.asarray(a, object) for a in given]
         if node.op_type in MOVED:
             found = VALUES[node.op_type](given, attributes(node), symbols)
         elif node.op_type == "Cast" and elem_type in FLOATS | WHOLE - {onnx.TensorProto.BOOL}:

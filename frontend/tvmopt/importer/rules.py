@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from tvmopt.dims import OpenSize
 from tvmopt.importer.open_values import shape_value
 from tvmopt.importer.protos import attributes, count, node_name
 from tvmopt.importer.walk import Nodes, Rule, Walk
@@ -100,6 +101,8 @@ def _concat(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 def _split(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Split of a shape that has open sizes, as TensorFlow's frames are computed: a Slice for each part."""
     x, given, version = node.input[0], attributes(node), walk.opsets.get("", 1)
+    if len(node.input) > 1 and node.input[1] in walk.open_values:
+        return _split_open(walk, node)
     if x not in walk.open_values or walk.open_values[x].ndim != 1 or version < 10:
         return None
     length, parts = walk.open_values[x].size, len(node.output)
@@ -117,6 +120,32 @@ def _split(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
             walk.set_constant(bound, np.array([number]))
         if name:
             nodes.append(onnx.helper.make_node("Slice", [x, *bounds], [name], name=f"{node_name(node)}/{i}"))
+    return nodes
+
+
+def _split_open(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """Split into parts of open sizes, as ``torch.split(y, [h, w])`` cuts rows and columns apart: a Slice for each."""
+    x, told = node.input
+    sizes, shape, axis = walk.open_values[told], walk.open_shape(x), attributes(node).get("axis", 0)
+    if shape is None or not -len(shape) <= axis < len(shape) or sizes.shape != (len(node.output),):
+        return None
+    try:
+        walk.unify(sum(sizes), shape[axis], node_name(node))
+    except OpenSize:
+        return None
+    prefix = node_name(node)
+    axes, begin = walk.fresh(f"{prefix}/axis"), walk.fresh(f"{prefix}/begin")
+    walk.set_constant(axes, np.array([axis]))
+    walk.set_constant(begin, np.array([0]))
+    nodes: Nodes = []
+    for i, name in enumerate(node.output):
+        place, part, end = (walk.fresh(f"{prefix}/{i}/{what}") for what in ("place", "size", "end"))
+        walk.set_constant(place, np.array([i]))
+        nodes.append(onnx.helper.make_node("Gather", [told, place], [part], name=part, axis=0))
+        nodes.append(onnx.helper.make_node("Add", [begin, part], [end], name=end))
+        if name:
+            nodes.append(onnx.helper.make_node("Slice", [x, begin, end, axes], [name], name=f"{prefix}/{i}"))
+        begin = end
     return nodes
 
 

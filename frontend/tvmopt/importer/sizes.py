@@ -28,8 +28,8 @@ def variable(name: str) -> Any:
 
 
 def to_tvm(size: Size) -> Any:
-    """A size as TVM takes it: an int, or an expression."""
-    return size.build(variable, tirx.min, tirx.max) if isinstance(size, Dim) else int(size)
+    """A size as TVM takes it: an int, or an expression whose terms TVM's planner of storages can bound one by one."""
+    return size.build(variable, tirx.min, tirx.max, joined=True) if isinstance(size, Dim) else int(size)
 
 
 def shape_to_tvm(shape: Iterable[Size]) -> list[Any]:

@@ -25,6 +25,22 @@ from tvmopt.passes.graph import (
 
 ROUNDING: tuple[str, ...] = ("floor", "ceil", "round", "trunc", "mod", "floor_mod", "equal", "not_equal")
 ROUNDING += ("less", "less_equal", "greater", "greater_equal", "quantize")
+WHOLE = ("floor", "ceil", "round", "trunc", "mod", "floor_mod")
+"""What makes whole numbers, and so places in a tensor, of numbers that others were computed from."""
+ON_THE_WAY: tuple[str, ...] = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "negative",
+    "minimum",
+    "maximum",
+    "clip",
+    "astype",
+)
+ON_THE_WAY += ("reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "concat", "stack", "strided_slice")
+FARTHEST = 32
+"""Results that are looked at behind a division."""
 SHAPE_ONLY = ("broadcast_to", "strided_slice", "tile", "repeat", "nn.pad", "concat", "reshape")
 
 
@@ -52,7 +68,9 @@ class EliminateIdentities(Rewrite):
     Applies when   the result has the operand's shape and element type (identities); the constant is one
                    number (powers); the divisor and its reciprocal hold no zero, infinity or subnormal.
     Declines when  1. the divisor holds such a number
-                   2. the quotient is rounded or compared: x * (1 / c) can miss an integer that x / c hits.
+                   2. the quotient is rounded or compared, or sums and products of it are rounded to whole
+                   numbers: x * (1 / c) can miss an integer that x / c hits. PyTorch computes the places of a
+                   resize so: astype(6.5 * (218 / 13)) is 108 in float32, and 6.5 * (218 * (1 / 13)) is 109.
     Gain           a read and a write each where they are not fused; 4 to 8 cycles a vector for a division,
                    some 100 for a power. An axis of one element hid that the reduced ones are rows of a tensor: a
                    maximum of 1x320x56x56 over axes 0, 2 and 3 took 16 times as long.
@@ -122,7 +140,7 @@ class EliminateIdentities(Rewrite):
                 self.declined(var, "1: the divisor holds a zero, an infinity or a number near them")
                 return None
             inexact = not (np.frexp(wide)[0] == 0.5).all()  # not powers of two
-            if inexact and any(self._rounds(graph, user) for user in graph.users(var)):
+            if inexact and (any(self._rounds(graph, user) for user in graph.users(var)) or _made_whole(graph, var)):
                 self.declined(var, "2: the quotient is rounded or compared")
                 return None
             return op.multiply(x, const(1.0 / wide, like=call))
@@ -186,6 +204,20 @@ class EliminateIdentities(Rewrite):
         if name == "mean":
             total = relax.op.multiply(total, const(np.float64(1 / len(tensors.fields)), like=call))
         return total if len(tensors.fields) > 1 or name != "mean" else tensors.fields[0]
+
+
+def _made_whole(graph: Graph, var: Var) -> bool:
+    """Whether a number, or what sums, products and moves make of it, is rounded to whole numbers."""
+    seen, left = {var}, [var]
+    while left and len(seen) < FARTHEST:
+        for user in graph.users(left.pop()):
+            name = "" if isinstance(user, str) else graph.op(user)
+            if name in WHOLE or (name == "astype" and not is_float(user)):
+                return True
+            if not isinstance(user, str) and name in ON_THE_WAY and user not in seen:
+                seen.add(user)
+                left.append(user)
+    return False
 
 
 def _without_unit_axes(name: str, call: Call) -> Expr | None:

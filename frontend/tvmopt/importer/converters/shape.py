@@ -32,7 +32,10 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     for i, axis in enumerate(order):
         before[axis], after[axis] = pads[i], pads[len(order) + i]
     mode = attrs.get("mode", "constant")
-    if mode == "constant" and is_open((*before, *after)):
+    opened = is_open((*before, *after)) or any(  # a cut may leave less than nothing before there is something behind
+        is_open((size,)) and min(pads) < 0 for size, *pads in zip(shape_of(x), before, after, strict=True)
+    )
+    if mode == "constant" and opened:
         value = inputs[2] if ctx.opset >= 11 else None
         return pad_open(b, x, before, after, attrs.get("value", 0.0) if value is None else b.reshape(value, ()))
     before, after = list(map(int, before)), list(map(int, after))
