@@ -290,6 +290,21 @@ def test_added_tensors_have_one_size():
     assert list(read(prepared).ranges) == ["a"]
 
 
+def test_a_mask_whose_dimensions_have_names_of_their_own():
+    """As torch exports YOSO: of rows*length == batch*seq one call of one token was all that was compiled."""
+    nodes = [
+        node("Shape", ["x"], ["s"], end=2),
+        node("Reshape", ["mask", "s"], ["m"]),
+        node("Unsqueeze", ["m", "last"], ["u"]),
+        node("Mul", ["x", "u"], ["y"]),
+    ]
+    inputs = [value("x", ("batch", "seq", 3)), value("mask", ("rows", "length"))]
+    prepared = prepare(model(nodes, inputs, [value("y", None)], {"last": ints(-1)}))
+    assert [str(d) for d in open_shape(prepared.graph.input[1].type)] == ["batch", "seq"]
+    known = read(prepared)
+    assert not known.conditions and all(r.max > 1000 for r in known.ranges.values())
+
+
 def test_a_size_that_the_graph_fixes():
     made = model(
         [node("Add", ["x", "c"], ["y"])], [value("x", ("n", "k"))], [value("y", None)], {"c": np.ones(7, "float32")}
