@@ -103,6 +103,23 @@ MODELS = {
          node("Gather", ["table", "r"], ["g"]), node("Add", ["x", "g"], ["y"])],
         T[1] | {"zero": ints(0), "start": np.int64(0), "step": np.int64(1), "table": np.arange(40, dtype="float32")},
     ),
+    "elements of what is left of the rows": chained(
+        [*T[0], node("Div", ["t", "two"], ["half"]), node("Slice", ["x", "half", "end", "two"], ["rest"]),
+         node("Reshape", ["rest", "flat"], ["f"]), node("Gather", ["f", "i"], ["y"])],
+        T[1] | {"two": ints(2), "end": ints(2**62), "flat": ints(-1), "i": ints(0, -3, 5)},
+    ),
+    "the places of all elements": chained(
+        [node("Shape", ["x"], ["s"]),
+         node("ConstantOfShape", ["s"], ["c"], value=numpy_helper.from_array(np.int64([1]))),
+         node("NonZero", ["c"], ["at"]), node("Cast", ["at"], ["f"], to=1), node("Reshape", ["x", "row"], ["r"]),
+         node("Add", ["f", "r"], ["y"])],
+        {"row": ints(1, -1)},
+    ),
+    "the places along an axis": chained(
+        [*T[0], node("ConstantOfShape", ["t"], ["c"], value=numpy_helper.from_array(np.int64([1]))),
+         node("NonZero", ["c"], ["at"]), node("Cast", ["at"], ["f"], to=1), node("Add", ["x", "f"], ["y"])],
+        T[1],
+    ),
     "the last element": one("Gather", ("x", "i"), {"i": np.int64(-1)}, axis=2),
     "concat": chained([node("Concat", ["x", "x", "x"], ["y"], axis=2)]),
     "concat with a constant": one("Concat", ("x", "c"), {"c": np.ones((1, 8, 3), "float32")}, (1, 8, "t"), axis=2),
