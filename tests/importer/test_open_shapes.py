@@ -132,6 +132,16 @@ MODELS = {
         f"pad, {mode}": one("Pad", ("x", "p"), {"p": ints(0, 0, 2, 0, 0, 3)}, opset=19, mode=mode)
         for mode in ("reflect", "edge", "wrap")
     },
+    **{
+        f"pad to whole blocks, {mode}": model(
+            [*T[0], node("Add", ["t", "seven"], ["u"]), node("Div", ["u", "eight"], ["v"]),
+             node("Mul", ["v", "eight"], ["whole"]), node("Sub", ["whole", "t"], ["more"]),
+             node("Concat", ["first", "more"], ["p"], axis=0), node("Pad", ["x", "p"], ["y"], mode=mode)],
+            [value("x", ("n", 8, "t"))], [value("y", None)],
+            T[1] | {"seven": ints(7), "eight": ints(8), "first": ints(0, 0, before, 0, 0)}, 19,
+        )
+        for mode, before in (("reflect", 0), ("edge", 2), ("wrap", 3))
+    },
     "pad to a length": chained(
         [*T[0], node("Sub", ["whole", "t"], ["more"]), node("Concat", ["none", "more"], ["p"], axis=0),
          node("Pad", ["x", "p", "fill"], ["y"])],
@@ -298,6 +308,18 @@ def test_a_table_bounds_the_length():
         assert read(prepare(made, {"t": "1..33"})).ranges["t"].max == 33
         with pytest.raises(InputError, match="'t' is at most 40 in this model, and its range goes to 41"):
             prepare(made, {"t": "1..41"})
+
+
+def test_a_mirror_of_what_an_open_amount_may_cut_is_refused():
+    nodes = [
+        *T[0],
+        node("Sub", ["whole", "t"], ["more"]),
+        node("Concat", ["first", "more"], ["p"], axis=0),
+        node("Pad", ["x", "p"], ["y"], mode="edge"),
+    ]
+    made = chained(nodes, T[1] | {"whole": ints(8), "first": ints(0, 0, 2, 0, 0)})
+    with pytest.raises(ModelError, match=r"whether 2 and -t \+ 8 elements are added to axis 2, or cut, is open"):
+        to_relax(prepare(made))
 
 
 def test_added_tensors_have_one_size():
