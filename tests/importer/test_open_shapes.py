@@ -131,6 +131,23 @@ MODELS = {
          node("Gather", ["table", "r"], ["g"]), node("Add", ["x", "g"], ["y"])],
         T[1] | {"zero": ints(0), "start": np.int64(0), "step": np.int64(1), "table": np.arange(40, dtype="float32")},
     ),
+    "elements of what is left of the rows": chained(
+        [*T[0], node("Div", ["t", "two"], ["half"]), node("Slice", ["x", "half", "end", "two"], ["rest"]),
+         node("Reshape", ["rest", "flat"], ["f"]), node("Gather", ["f", "i"], ["y"])],
+        T[1] | {"two": ints(2), "end": ints(2**62), "flat": ints(-1), "i": ints(0, -3, 5)},
+    ),
+    "the places of all elements": chained(
+        [node("Shape", ["x"], ["s"]),
+         node("ConstantOfShape", ["s"], ["c"], value=numpy_helper.from_array(np.int64([1]))),
+         node("NonZero", ["c"], ["at"]), node("Cast", ["at"], ["f"], to=1), node("Reshape", ["x", "row"], ["r"]),
+         node("Add", ["f", "r"], ["y"])],
+        {"row": ints(1, -1)},
+    ),
+    "the places along an axis": chained(
+        [*T[0], node("ConstantOfShape", ["t"], ["c"], value=numpy_helper.from_array(np.int64([1]))),
+         node("NonZero", ["c"], ["at"]), node("Cast", ["at"], ["f"], to=1), node("Add", ["x", "f"], ["y"])],
+        T[1],
+    ),
     "the last element": one("Gather", ("x", "i"), {"i": np.int64(-1)}, axis=2),
     "concat": chained([node("Concat", ["x", "x", "x"], ["y"], axis=2)]),
     "concat with a constant": one("Concat", ("x", "c"), {"c": np.ones((1, 8, 3), "float32")}, (1, 8, "t"), axis=2),
@@ -142,6 +159,16 @@ MODELS = {
     **{
         f"pad, {mode}": one("Pad", ("x", "p"), {"p": ints(0, 0, 2, 0, 0, 3)}, opset=19, mode=mode)
         for mode in ("reflect", "edge", "wrap")
+    },
+    **{
+        f"pad to whole blocks, {mode}": model(
+            [*T[0], node("Add", ["t", "seven"], ["u"]), node("Div", ["u", "eight"], ["v"]),
+             node("Mul", ["v", "eight"], ["whole"]), node("Sub", ["whole", "t"], ["more"]),
+             node("Concat", ["first", "more"], ["p"], axis=0), node("Pad", ["x", "p"], ["y"], mode=mode)],
+            [value("x", ("n", 8, "t"))], [value("y", None)],
+            T[1] | {"seven": ints(7), "eight": ints(8), "first": ints(0, 0, before, 0, 0)}, 19,
+        )
+        for mode, before in (("reflect", 0), ("edge", 2), ("wrap", 3))
     },
     "pad to a length": chained(
         [*T[0], node("Sub", ["whole", "t"], ["more"]), node("Concat", ["none", "more"], ["p"], axis=0),
@@ -311,11 +338,38 @@ def test_a_table_bounds_the_length():
             prepare(made, {"t": "1..41"})
 
 
+def test_a_mirror_of_what_an_open_amount_may_cut_is_refused():
+    nodes = [
+        *T[0],
+        node("Sub", ["whole", "t"], ["more"]),
+        node("Concat", ["first", "more"], ["p"], axis=0),
+        node("Pad", ["x", "p"], ["y"], mode="edge"),
+    ]
+    made = chained(nodes, T[1] | {"whole": ints(8), "first": ints(0, 0, 2, 0, 0)})
+    with pytest.raises(ModelError, match=r"whether 2 and -t \+ 8 elements are added to axis 2, or cut, is open"):
+        to_relax(prepare(made))
+
+
 def test_added_tensors_have_one_size():
     inputs = [value("x", ("a", 3)), value("z", ("b", 3))]
     prepared = prepare(model([node("Add", ["x", "z"], ["y"])], inputs, [value("y", None)]))
     assert [str(open_shape(v.type)[0]) for v in prepared.graph.input] == ["a", "a"]
     assert list(read(prepared).ranges) == ["a"]
+
+
+def test_a_mask_whose_dimensions_have_names_of_their_own():
+    """As torch exports YOSO: of rows*length == batch*seq one call of one token was all that was compiled."""
+    nodes = [
+        node("Shape", ["x"], ["s"], end=2),
+        node("Reshape", ["mask", "s"], ["m"]),
+        node("Unsqueeze", ["m", "last"], ["u"]),
+        node("Mul", ["x", "u"], ["y"]),
+    ]
+    inputs = [value("x", ("batch", "seq", 3)), value("mask", ("rows", "length"))]
+    prepared = prepare(model(nodes, inputs, [value("y", None)], {"last": ints(-1)}))
+    assert [str(d) for d in open_shape(prepared.graph.input[1].type)] == ["batch", "seq"]
+    known = read(prepared)
+    assert not known.conditions and all(r.max > 1000 for r in known.ranges.values())
 
 
 def test_a_size_that_the_graph_fixes():

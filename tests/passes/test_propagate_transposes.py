@@ -119,6 +119,21 @@ def test_an_axis_of_one_beside_an_open_length(unit):
         np.testing.assert_array_equal(run(made, [x])[0], run(mod, [x])[0])
 
 
+def test_a_slice_that_lies_inside_an_open_axis():
+    """Of four frames of n TVM says min(4, n): the rewrite ended in a TypeError."""
+    n = variable("n")
+
+    def frames(bb, x):
+        rows = bb.emit(op.permute_dims(x, [0, 2, 1]))
+        return op.permute_dims(bb.emit(op.strided_slice(rows, [1], [0], [4], [1], assume_inbound=True)), [0, 2, 1])
+
+    mod = build({"x": (2, 3, n)}, frames)
+    made = check_rewrite(PropagateTransposes, mod, {"strided_slice": 1}, numbers=False)
+    for length in (4, 7, 8, 33):
+        x = rand(2, 3, length)
+        np.testing.assert_array_equal(run(made, [x])[0], x[..., :4])
+
+
 def test_an_open_length_that_a_reshape_merges_stays():
     n = variable("n")
     flat = lambda bb, x: op.reshape(bb.emit(op.permute_dims(x, [0, 2, 1])), (1, 8 * n))  # noqa: E731

@@ -149,6 +149,38 @@ def _split_open(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     return nodes
 
 
+def _all_places(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """NonZero of an open ConstantOfShape that is not 0: the places of all its elements, so that no value decides how
+    many there are. PyTorch's older exporter counts so along an axis that an assignment takes whole (Longformer)."""
+    maker = next((n for n in reversed(walk.nodes) if node.input[0] in n.output), None)
+    shape = walk.open_shape(node.input[0])
+    if maker is None or maker.op_type != "ConstantOfShape" or maker.domain or not shape or walk.opsets.get("", 1) < 11:
+        return None
+    if not (attributes(maker).get("value", np.zeros(1)) != 0).all():
+        return None
+    nodes: Nodes = []
+
+    def add(op: str, *inputs: str | list[int] | int, output: str = "", **given: int) -> str:
+        names = []
+        for value in inputs:
+            names.append(value if isinstance(value, str) else walk.fresh(f"{node_name(node)}/constant"))
+            if not isinstance(value, str):
+                walk.set_constant(names[-1], np.array(value, np.int64))
+        output = output or walk.fresh(f"{node_name(node)}/{op}")
+        nodes.append(onnx.helper.make_node(op, names, [output], name=output, **given))
+        return output
+
+    sizes, rows = add("Shape", node.input[0]), []
+    for axis in range(len(shape)):
+        along = add("Range", 0, add("Gather", sizes, axis), 1)
+        if len(shape) > 1:
+            along = add("Reshape", along, [-1 if i == axis else 1 for i in range(len(shape))])
+            along = add("Expand", along, sizes)
+        rows.append(add("Reshape", along, [1, -1]))
+    add("Concat", *rows, output=node.output[0], axis=0)
+    return nodes
+
+
 def _optional(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """An Optional that has an element is that, for who looks into it; an empty one stays what it is."""
     outputs = {v.name for v in walk.model.graph.output}
@@ -183,6 +215,7 @@ HANDLERS: dict[tuple[str, str], Rule] = {
     ("", "Shape"): _shape,
     ("", "Size"): _size,
     ("", "Concat"): _concat,
+    ("", "NonZero"): _all_places,
     ("", "Optional"): _optional,
     ("", "OptionalHasElement"): _has_element,
     ("", "OptionalGetElement"): _element,

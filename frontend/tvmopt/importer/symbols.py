@@ -232,7 +232,7 @@ class Symbols:
         a, b = self.canonical(a), self.canonical(b)
         if a == b or not (isinstance(a, Dim) or isinstance(b, Dim)):
             return a
-        found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
+        found = self._solved(*_reduced(a, b)) or _same_rows(*_reduced(a, b), self.names)
         if self.is_decided(a, b) and (found is None or not self._may_be(*found)):
             if self.in_place(a, b):
                 raise Changing(f"whether {a} is {b} differs from trip to trip of a loop")
@@ -331,13 +331,19 @@ def _numerator(a: Size, b: Size) -> tuple[int, Dim, int] | None:
 
 
 def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | None:
-    """Of ``(rows*length)//batch == seq``, as exporters write it that name each dimension apart: that `batch` is
-    `rows`, the first in the order of the inputs.
+    """Of ``(rows*length)//batch == seq`` or ``rows*length == batch*seq``, as exporters write it that name each
+    dimension apart: that `batch` is `rows`, the first in the order of the inputs.
 
     >>> from tvmopt.dims import parse
     >>> _same_rows(parse("(length*rows)//batch"), parse("seq"), ("batch", "seq", "rows", "length"))
     ('batch', rows)
+    >>> _same_rows(parse("length*rows"), parse("batch*seq"), ("batch", "seq", "rows", "length"))
+    ('rows', batch)
     """
+    products = [_symbols_multiplied(size, names) for size in (a, b)]
+    if len(products[0]) == len(products[1]) > 1:
+        first, later = sorted((product[0] for product in products), key=names.index)
+        return later, Dim.symbol(first)
     factors = [f for size in (a, b) if isinstance(size, Dim) for monomial in size.terms for f in monomial]
     for factor in factors:
         if isinstance(factor, str) or factor.op != "//" or not isinstance(factor.a, Dim):
@@ -347,6 +353,13 @@ def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | N
             continue
         return str(below), Dim.symbol(min(map(str, monomial), key=names.index))
     return None
+
+
+def _symbols_multiplied(size: Size, names: tuple[str, ...]) -> list[str]:
+    """The symbols of a product that has no other factors, in the order of `names`; none of any other size."""
+    monomial, count = next(iter(size.terms.items())) if isinstance(size, Dim) and len(size.terms) == 1 else ((), 1)
+    fit = count == 1 and all(isinstance(factor, str) and factor in names for factor in monomial)
+    return sorted(map(str, monomial), key=names.index) if fit else []
 
 
 def _at_an_end(size: Size, name: str, most: Size, end: int) -> Size:

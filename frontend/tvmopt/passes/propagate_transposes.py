@@ -348,7 +348,8 @@ def _slice(graph: Graph, call: Call, z: Expr, perm: Perm) -> Expr | str | None:
     except TypeError:
         return None
     axes = [perm[a % len(perm)] for a in axes]
-    return relax.op.permute_dims(relax.op.strided_slice(z, axes, *rest), perm)
+    new = relax.op.strided_slice(z, axes, *rest, assume_inbound=bool(call.attrs.assume_inbound))
+    return relax.op.permute_dims(new, perm)
 
 
 def _pad(graph: Graph, call: Call, z: Expr, perm: Perm) -> Expr | str | None:

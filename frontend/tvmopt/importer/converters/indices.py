@@ -142,7 +142,7 @@ def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str
 def _least(extent: Any) -> int:
     """The least that a size may be, as far as its name tells."""
     try:
-        return max(0, int(interval(from_tvm(extent), {})[0]))
+        return int(max(0, interval(from_tvm(extent), {})[0]))
     except ValueError:
         return 0
 

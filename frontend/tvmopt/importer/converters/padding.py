@@ -39,13 +39,13 @@ def pad_open(b: Build, x: Any, before: Sequence[Size], after: Sequence[Size], fi
     return b.te(pad, x, shape_to_tvm(shape), shape_to_tvm(before), *given)
 
 
-def positions(b: Build, mode: Mode, before: int, size: Size, after: int) -> Any:
+def positions(b: Build, mode: Mode, before: Size, size: Size, after: Size) -> Any:
     """Which element of an open axis each element of the padded one is, int64, as `numpy.pad` has it. Of an axis without
     elements it is none: see `indices.at_least`."""
 
-    def places(n: Any) -> Any:
+    def places(n: Any, padded: Any, low: Any) -> Any:
         def one(i: Any) -> Any:
-            at = i - before
+            at = i - low
             if mode == "edge":
                 return tirx.max(tirx.min(at, n - 1), 0)
             if mode == "wrap":
@@ -53,6 +53,6 @@ def positions(b: Build, mode: Mode, before: int, size: Size, after: int) -> Any:
             turned = tirx.floormod(at, tirx.max(2 * (n - 1), 1))  # there and back, neither end twice
             return tirx.min(turned, 2 * (n - 1) - turned)
 
-        return te.compute((n + (before + after),), one, name="places")
+        return te.compute((padded,), one, name="places")
 
-    return b.te(places, to_tvm(size))
+    return b.te(places, to_tvm(size), to_tvm(before + size + after), to_tvm(before))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 from tvm import relax, te, tirx
 
-from tvmopt.dims import Dim, Size, is_open
+from tvmopt.dims import Dim, OpenSize, Size, interval, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least, index, within
@@ -30,7 +30,7 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     order = [int(a) % rank for a in axes] if axes is not None else list(range(rank))
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(order):
-        before[axis], after[axis] = pads[i], pads[len(order) + i]
+        before[axis], after[axis] = (p if is_open((p,)) else int(p) for p in (pads[i], pads[len(order) + i]))
     mode = attrs.get("mode", "constant")
     opened = is_open((*before, *after)) or any(  # a cut may leave less than nothing before there is something behind
         is_open((size,)) and min(pads) < 0 for size, *pads in zip(shape_of(x), before, after, strict=True)
@@ -38,27 +38,34 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     if mode == "constant" and opened:
         value = inputs[2] if ctx.opset >= 11 else None
         return pad_open(b, x, before, after, attrs.get("value", 0.0) if value is None else b.reshape(value, ()))
-    before, after = list(map(int, before)), list(map(int, after))
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        if min(low, high) < 0:
+        if is_open((low, high)):
+            _one_way(axis, low, high)
+        elif min(low, high) < 0:
             size = shape_of(x)[axis]
             x = b.slice(x, axis, max(-low, 0), max(size - max(-high, 0), max(-low, 0)))
-    before, after = [max(p, 0) for p in before], [max(p, 0) for p in after]
+            before[axis], after[axis] = max(low, 0), max(high, 0)
     if mode == "constant":
         value = inputs[2] if ctx.opset >= 11 else const(attrs.get("value", 0.0), dtype_of(x))
         return _pad_constant(b, ctx, x, before, after, value)
     numpy_mode = _PAD_MODES[mode]
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         size = shape_of(x)[axis]
-        if not (low or high):
+        if (low, high) == (0, 0):
             continue
-        if is_open((size,)):
+        if is_open((size, low, high)):
             told = f"axis {axis} is empty, so there is nothing to pad it with in mode '{mode}'"
             index = at_least(b, ctx, positions(b, numpy_mode, low, size, high), size, 1, told)
         else:
             index = const(np.pad(np.arange(size), (low, high), mode=numpy_mode), "int64")
         x = b.take(x, index, axis)
     return x
+
+
+def _one_way(axis: int, low: Size, high: Size) -> None:
+    """Refuse open amounts of which one may cut an axis before the other one mirrors what is left of it."""
+    if min(interval(amount, {})[0] for amount in (low, high)) < 0 and 0 not in (low, high):
+        raise OpenSize(f"whether {low} and {high} elements are added to axis {axis}, or cut, is open")
 
 
 def _pad_constant(b: Build, ctx: Context, x: Any, before: list[int], after: list[int], value: Any) -> Any:

@@ -148,7 +148,8 @@ def pad(n: Node) -> Shapes | None:
     for i, axis in enumerate(axes):
         before, after = pads[i], pads[len(axes) + i]
         if n.attrs.get("mode") == "reflect":  # as many elements have to lie behind the first
-            n.walk.symbols.at_most(max(before, after) + 1, result[axis], n.where)
+            for amount in (before, after):
+                n.walk.symbols.at_most(amount + 1, result[axis], n.where)
         result[axis] += before + after
     return [tuple(result)]
 
