@@ -119,6 +119,18 @@ def test_int8_may_be_kept_as_uint8_128_higher():
     assert found.wrong == () and [k.tensor for k in found.kernels] == ["q"]
 
 
+def test_a_bias_that_is_an_input_of_one_number() -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "c"], ["p"], "product"),
+        helper.make_node("Relu", ["p"], ["y"], "relu"),
+    ]
+    model = made(nodes, {"x": [9, 16], "c": []}, {"y": [9, 8]}, {"a": RNG.standard_normal((16, 8))})
+    feeds = {"x": RNG.standard_normal((9, 16)).astype(np.float32), "c": np.float32(0.5)}
+    exact = tensors(model, feeds)
+    run = [seen("product", exact["p"], "product"), seen("relu", exact["y"], "relu")]
+    assert not check_kernels(model, feeds, {"y": exact["y"]}, run, "fp32").wrong
+
+
 def test_a_kernel_that_moves_an_input_completes_no_tensor_of_the_next_one() -> None:
     """Both are named after the convolution; what the second wrote is what the third must be judged with."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["v"], "conv"), helper.make_node("Sub", ["v", "c"], ["y"], "sub")]

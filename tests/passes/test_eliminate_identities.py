@@ -31,6 +31,10 @@ IDENTITIES = {
 CHEAPER = {
     "power 2": (lambda x: op.power(x, c(F(2))), {"multiply": 1}),
     "power 3": (lambda x: op.power(x, c(F(3))), {"multiply": 2}),
+    "power 4": (lambda x: op.power(x, c(F(4))), {"multiply": 2}),
+    "power 9": (lambda x: op.power(x, c(F(9))), {"multiply": 4}),
+    "power -1": (lambda x: op.power(x, c(F(-1))), {"divide": 1}),
+    "power -2": (lambda x: op.power(x, c(F(-2))), {"multiply": 1, "divide": 1}),
     "square": (lambda x: op.square(x), {"multiply": 1}),
     "divide": (lambda x: op.divide(x, c(rand(9) + 3)), {"multiply": 1}),
     "clip": (lambda x: op.clip(x, -0.5, 0.5), {"maximum": 1, "minimum": 1}),
@@ -109,6 +113,8 @@ KEPT = {
     "divide by zeros": lambda x: op.divide(x, c(np.array([1] * 8 + [0], F))),
     "divide by a subnormal": lambda x: op.divide(x, c(F(1e-40))),
     "power 2.5": lambda x: op.power(x, c(F(2.5))),
+    "power 17": lambda x: op.power(x, c(F(17))),
+    "power 0": lambda x: op.power(x, c(F(0))),
     "take out of order": lambda x: op.take(x, c(np.array([1, 0])), axis=1),
     "pad": lambda x: nn.pad(x, [0, 0, 1, 0, 0, 0]),
 }

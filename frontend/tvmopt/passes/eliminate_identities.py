@@ -39,6 +39,8 @@ ON_THE_WAY: tuple[str, ...] = (
     "astype",
 )
 ON_THE_WAY += ("reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "concat", "stack", "strided_slice")
+PRODUCTS = {"float32": (-16, 16), "float64": (-16, 16), "int32": (2, 16), "int64": (2, 16)}
+"""Exponents that are written as products, from and to, by type: each product rounds, and 16 bits have few digits."""
 FARTHEST = 32
 """Results that are looked at behind a division."""
 SHAPE_ONLY = ("broadcast_to", "strided_slice", "tile", "repeat", "nn.pad", "concat", "reshape")
@@ -55,6 +57,7 @@ class EliminateIdentities(Rewrite):
         R.nn.dropout(x)[0], one-element concat        x
         R.power(x, 2), R.square(x)                    R.multiply(x, x)
         R.power(x, 0.5), (x, -0.5), (x, 1), (x, 3)    R.sqrt(x), R.rsqrt(x), x, x * x * x
+        R.power(x, 9), (x, -2)                        the square of x's fourth power times x, 1 / (x * x)
         R.divide(x, c)                                R.multiply(x, 1 / c)
         R.divide(1, R.sqrt(x))                        R.rsqrt(x)
         R.clip(x, lo, hi)                             R.minimum(R.maximum(x, lo), hi)
@@ -125,10 +128,11 @@ class EliminateIdentities(Rewrite):
             return op.multiply(x, x)
         if name == "power" and _same(x, call):
             exponent = graph.scalar(call.args[1])
-            if exponent in (2.0, 3.0):
-                return op.multiply(x, x) if exponent == 2.0 else op.multiply(op.multiply(x, x), x)
             if exponent in (0.5, -0.5):
                 return op.sqrt(x) if exponent == 0.5 else op.rsqrt(x)
+            least, most = PRODUCTS.get(dtype(call), (2, 3))
+            if exponent is not None and exponent.is_integer() and least <= exponent <= most:
+                return self._products(call, int(exponent))
         if name == "divide" and not graph.is_const(x):
             divisor = graph.array(call.args[1])
             if divisor is None:
@@ -145,6 +149,21 @@ class EliminateIdentities(Rewrite):
                 return None
             return op.multiply(x, const(1.0 / wide, like=call))
         return None
+
+    @staticmethod
+    def _products(call: Call, exponent: int) -> Expr | None:
+        """A whole power with one product more, and half the exponent."""
+        op, x = relax.op, call.args[0]
+
+        def power(base: Expr, exponent: int) -> Expr:
+            return base if exponent == 1 else op.power(base, const(np.float64(exponent), like=call))
+
+        if exponent < 0:
+            return op.divide(const(np.float64(1), like=call), power(x, -exponent))
+        if exponent < 2:
+            return None
+        even = power(op.multiply(x, x), exponent // 2)
+        return op.multiply(even, x) if exponent % 2 else even
 
     @staticmethod
     def _rounds(graph: Graph, user: Var | str) -> bool:
