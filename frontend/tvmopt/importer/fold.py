@@ -79,6 +79,12 @@ PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
 """Operators without a schema in onnx whose result has the rows of the first input, and as many columns as `N` says."""
 
 
+HANDLERS = (
+    rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS, sequences.HANDLERS,
+)  # fmt: skip
+"""The rules that expand nodes, by domain and operator: the first that has one decides."""
+
+
 class Folder(Walk):
     """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`."""
 
@@ -95,9 +101,7 @@ class Folder(Walk):
             return self._expand(node, self.functions[key])
         if (key in control.HANDLERS or key in places.HANDLERS) and (reason := self._misfit(node)):
             raise self._contradiction(node, reason)
-        known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
-        known += (sequences.HANDLERS,)
-        handler = next((table[key] for table in known if key in table), None)
+        handler = next((table[key] for table in HANDLERS if key in table), None)
         expansion = handler(self, node) if handler else None
         if expansion is not None:
             return expansion
