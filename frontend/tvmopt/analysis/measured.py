@@ -51,7 +51,7 @@ class Measured:
         self.found = {n: v.array for n, v in walk.taken.items()} | {n: walk.outputs[n] for n in walk.wrong}
         self.edges: dict[str, list[Any]] = {}
         self.exact = self.exactly(walk.taken, keep=True)
-        self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
+        self.found |= {name: self.whole(kernel.likeliest, kernel).array for name, kernel in suspects.items()}
         self.reading = Reading(walk)
         self._behind_read: dict[tuple[int, str], tuple[dict[str, Array], list[dict[str, Array]]] | None] = {}
         # runs that round read the integers of suspects as they ought to be: a step at an edge of theirs is no rounding
@@ -132,11 +132,6 @@ class Measured:
         oracle.run(self.feeds, wanted, seen, taken)
         return made
 
-    def _written(self, name: str, kernel: Kernel) -> Array:
-        """The tensor that a kernel likeliest wrote, its bias added where it is the next kernel's."""
-        form = kernel.likeliest
-        return kernel.tensor_of(form, kernel.placed(kernel.forms(name, self.exact[name])[form])[0])
-
     @cached_property
     def unlimited(self) -> dict[str, Array]:
         """The wanted tensors as if what lies between had no largest number; that of their own is the one of the type in
@@ -165,12 +160,11 @@ class Measured:
 
     def compared(self, name: str) -> OutputComparison:
         """An output."""
-        naturals = [n[name] for n in self.naturals if name in n]
-        one = self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
+        one = self.compared_with(name, self.exact, self.naturals)
         if not one.ok:
             exact = decided(self.exact[name], self.undecided[name], self.found[name])
             exact = ranged(exact, self.unlimited[name], self.found[name])
-            one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
+            one = self.compared_with(name, {name: exact}, self.naturals)
         # it is this tensor for certain, however large the difference
         if (one.problem == "differs" or misplaced(one) or jumped(one)) and self._more():
             return self.compared(name)
@@ -182,7 +176,7 @@ class Measured:
             alone = self._as_read(name, writer, self.found[name]) or alone
         if alone.ok or name not in self.behind_settled:
             return alone if alone.ok else one
-        behind = self.walk.compared(name, self.behind_settled[name], self.found[name], self.kinds[name], naturals)
+        behind = self.compared_with(name, self.behind_settled, self.naturals)
         return behind if behind.ok else one
 
     @cached_property

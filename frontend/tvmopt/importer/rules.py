@@ -152,7 +152,7 @@ def _split_open(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 def _all_places(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """NonZero of an open ConstantOfShape that is not 0: the places of all its elements, so that no value decides how
     many there are. PyTorch's older exporter counts so along an axis that an assignment takes whole (Longformer)."""
-    maker = next((n for n in reversed(walk.nodes) if node.input[0] in n.output), None)
+    maker = walk.maker(node.input[0])
     shape = walk.open_shape(node.input[0])
     if maker is None or maker.op_type != "ConstantOfShape" or maker.domain or not shape or walk.opsets.get("", 1) < 11:
         return None

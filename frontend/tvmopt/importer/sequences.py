@@ -17,7 +17,7 @@ from tvmopt.importer.walk import Nodes, Rule, Walk
 
 def members(walk: Walk, name: str) -> list[str] | None:
     """The names of a sequence's tensors; None where the walk does not know them."""
-    made = next((node for node in reversed(walk.nodes) if name in node.output), None)
+    made = walk.maker(name)
     if made is None or made.domain or made.op_type not in ("SequenceConstruct", "SequenceEmpty"):
         return None
     return list(made.input)

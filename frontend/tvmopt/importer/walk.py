@@ -132,6 +132,10 @@ class Walk(ABC):
         """Whether the value of `name` is known."""
         return name in self.constants or name in self.initializers
 
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node that makes a value, of those that stay; None where it is given, or known."""
+        return next((node for node in reversed(self.nodes) if name in node.output), None)
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The static shape of a value, or None."""
         return static_shape(self.types.get(name))

@@ -23,22 +23,15 @@ from tvmopt.passes.graph import (
     sizes,
 )
 
-ROUNDING: tuple[str, ...] = ("floor", "ceil", "round", "trunc", "mod", "floor_mod", "equal", "not_equal")
-ROUNDING += ("less", "less_equal", "greater", "greater_equal", "quantize")
 WHOLE = ("floor", "ceil", "round", "trunc", "mod", "floor_mod")
 """What makes whole numbers, and so places in a tensor, of numbers that others were computed from."""
-ON_THE_WAY: tuple[str, ...] = (
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "negative",
-    "minimum",
-    "maximum",
-    "clip",
-    "astype",
-)
-ON_THE_WAY += ("reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "concat", "stack", "strided_slice")
+COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "quantize")
+"""What else jumps where a number does not hit another one exactly."""
+ON_THE_WAY = {
+    *("add", "subtract", "multiply", "divide", "negative", "minimum", "maximum", "clip", "astype"),
+    *("reshape", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "concat", "stack", "strided_slice"),
+}
+"""Sums, products and moves, between a quotient and what makes whole numbers of it."""
 PRODUCTS = {"float32": (-16, 16), "float64": (-16, 16), "int32": (2, 16), "int64": (2, 16)}
 """Exponents that are written as products, from and to, by type: each product rounds, and 16 bits have few digits."""
 FARTHEST = 32
@@ -144,7 +137,7 @@ class EliminateIdentities(Rewrite):
                 self.declined(var, "1: the divisor holds a zero, an infinity or a number near them")
                 return None
             inexact = not (np.frexp(wide)[0] == 0.5).all()  # not powers of two
-            if inexact and (any(self._rounds(graph, user) for user in graph.users(var)) or _made_whole(graph, var)):
+            if inexact and _jumps(graph, var):
                 self.declined(var, "2: the quotient is rounded or compared")
                 return None
             return op.multiply(x, const(1.0 / wide, like=call))
@@ -164,11 +157,6 @@ class EliminateIdentities(Rewrite):
             return None
         even = power(op.multiply(x, x), exponent // 2)
         return op.multiply(even, x) if exponent % 2 else even
-
-    @staticmethod
-    def _rounds(graph: Graph, user: Var | str) -> bool:
-        name = "" if isinstance(user, str) else graph.op(user)
-        return name in ROUNDING or (name == "astype" and not is_float(user))
 
     def _broadcast_operand(self, graph: Graph, call: Call) -> Expr | None:
         """An operand that is broadcast explicitly, where the operator would do it."""
@@ -225,13 +213,14 @@ class EliminateIdentities(Rewrite):
         return total if len(tensors.fields) > 1 or name != "mean" else tensors.fields[0]
 
 
-def _made_whole(graph: Graph, var: Var) -> bool:
-    """Whether a number, or what sums, products and moves make of it, is rounded to whole numbers."""
+def _jumps(graph: Graph, var: Var) -> bool:
+    """Whether a number is compared, or rounded to a whole one, be it behind sums, products and moves."""
     seen, left = {var}, [var]
     while left and len(seen) < FARTHEST:
-        for user in graph.users(left.pop()):
+        number = left.pop()
+        for user in graph.users(number):
             name = "" if isinstance(user, str) else graph.op(user)
-            if name in WHOLE or (name == "astype" and not is_float(user)):
+            if name in WHOLE or (name == "astype" and not is_float(user)) or (number is var and name in COMPARED):
                 return True
             if not isinstance(user, str) and name in ON_THE_WAY and user not in seen:
                 seen.add(user)

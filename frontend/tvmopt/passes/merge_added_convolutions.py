@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.affine import channel_const, channel_vector, fits
+from tvmopt.passes.affine import channel_const, channel_vector, find_linear, fits
 from tvmopt.passes.graph import (
     Array,
     Call,
@@ -110,30 +110,26 @@ class MergeAddedConvolutions(Rewrite):
         dims = sizes(total)
         if dims is None or sizes(expr) != dims or not isinstance(dims[1], int) or not graph.single(expr):
             return None
-        bias: Array = np.zeros(dims[1])
+        linear = find_linear(graph, expr)
+        if not isinstance(linear, str):
+            conv, plain = linear.call, op_name(linear.call) == "nn.conv2d" and _is_plain(linear.call)
+            return Branch(conv.args[0], linear.bias, conv, linear.weight.astype(np.float64)) if plain else None
+        bias: Array | None = np.zeros(dims[1])
         for data, other in graph.binary(expr, "add"):
-            if graph.is_const(other) and graph.op(data) in ("nn.conv2d", "multiply") and graph.single(data):
-                vector = channel_vector(graph, other, 4, 1, dims[1])
-                if vector is None:
-                    return None
-                expr, bias = data, vector
-        conv = graph.call(expr, "nn.conv2d")
-        if conv is not None:
-            weight, attrs = graph.array(conv.args[1]), conv.attrs
-            plain = (str(attrs.data_layout), str(attrs.kernel_layout)) == ("NCHW", "OIHW")
-            if (
-                weight is None
-                or not plain
-                or ints(attrs.dilation) != [1, 1]
-                or str(attrs.out_layout) not in ("", "NCHW")
-            ):
-                return None
-            return Branch(conv.args[0], bias, conv, weight.astype(np.float64))
+            if graph.is_const(other) and graph.op(data) == "multiply" and graph.single(data):
+                expr, bias = data, channel_vector(graph, other, 4, 1, dims[1])
         for data, other in graph.binary(expr, "multiply"):
             vector = channel_vector(graph, other, 4, 1, dims[1]) if graph.is_const(other) else None
-            if vector is not None and sizes(data) == dims:
+            if vector is not None and bias is not None and sizes(data) == dims:
                 return Branch(data, bias, scale=vector)
         return None
+
+
+def _is_plain(conv: Call) -> bool:
+    """Whether a 2-d convolution is channels-first and not dilated."""
+    attrs = conv.attrs
+    layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout) or "NCHW"
+    return layouts == ("NCHW", "OIHW", "NCHW") and ints(attrs.dilation) == [1, 1]
 
 
 def _window(branch: Branch) -> int:
