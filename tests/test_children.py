@@ -48,6 +48,19 @@ def work(kind: str, progress: Callable[[str], None]) -> Any:
     return {"kind": kind}
 
 
+hoard: list[bytes] = []
+
+
+def take_all_memory() -> None:
+    """Take what the limit of this process leaves, but for a little."""
+    size = 1 << 24
+    while size > 64:
+        try:
+            hoard.append(bytes(size))
+        except MemoryError:
+            size >>= 1
+
+
 def call(kind: str, progress: Callable[[str], None] | None = None) -> Any:
     return children.call("tests.test_children:work", {"kind": kind}, progress=progress, environment=HERE)
 
@@ -103,6 +116,31 @@ def test_time_of_a_processor_that_is_used_up_is_no_lack_of_memory(killed: str, m
         monkeypatch.setattr(resource, "getrusage", lambda who, used=used: used)
         assert words in children.starved(killed)
     assert "ulimit -v" in children.starved("signal SIGSEGV")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread"), ValueError("3 axes")])
+def test_only_some_errors_come_of_too_little_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not children.lacks_memory(error), "without a limit nothing does"
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 29, 1 << 29))
+    assert children.lacks_memory(error) == (not isinstance(error, ValueError))
+
+
+def test_a_child_without_memory_shows_no_traceback() -> None:
+    """Not even the next message can be read once what was called ahead has taken all memory."""
+    script = """if 1:
+        import resource
+        from tvmopt import children
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        children.prepare("tests.test_children:take_all_memory")
+        try:
+            children.call("tests.test_children:work", {"kind": "x" * 100_000})
+        except children.Crash as crash:
+            print(crash.what, crash.of_compile("m").fix)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **HERE}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.startswith("exit code 1"), "ulimit -v" in done.stdout, done.stderr) == (True, True, "")
 
 
 def test_ctrl_c_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:

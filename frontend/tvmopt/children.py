@@ -47,8 +47,10 @@ expendable = False
 """Whether this process may end where others have a child do what may end it: who started it then does that."""
 
 
-LACKING = (MemoryError, ImportError, OSError, AttributeError)
+_LACKING = (MemoryError, ImportError, OSError, AttributeError, SystemError)
 """What exceptions a lack of memory makes: modules of TVM whose library was not loaded have no functions."""
+_LACKING_TEXTS = ("bad_alloc", "can't start new thread")
+"""... and what TVM's errors and Python's threads say of it."""
 
 
 class Crash(TvmoptError):
@@ -277,6 +279,12 @@ def starved(what: str = "") -> str:
     return f"not enough memory, most likely: this process may have {limit >> 20} MB of addresses; raise `ulimit -v`"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an exception comes, most likely, of the limit that this process has for its memory (`ulimit -v`)."""
+    told = isinstance(error, _LACKING) or any(words in str(error) for words in _LACKING_TEXTS)
+    return told and _limit("RLIMIT_AS") is not None
+
+
 def used_up(what: str) -> bool:
     """Whether a child ended because it may use no more of a processor's time: by SIGXCPU, or, where the two limits are
     one, by SIGKILL when the children together had as much."""
@@ -312,6 +320,21 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, _interrupted)
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
+    try:
+        _answer(pipe)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except Exception as error:
+        if lacks_memory(error):
+            os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
+        raise
+    for stream in (pipe, sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)  # generated libraries can crash in their destructors; everything is said
+
+
+def _answer(pipe: IO[str]) -> None:
+    """In a child: do what its parent asks for, and tell it what came of that."""
     _tell(pipe, {"ready": True})
     request = receive()
     if "prepare" in request:
@@ -325,20 +348,14 @@ def main() -> None:
         _tell(pipe, {"result": result})
     except TvmoptError as error:
         _tell(pipe, {"error": freeze(error)})
-    except KeyboardInterrupt:
-        os._exit(130)
     except Exception as error:
         if (limit := limit_of(error)) is not None:
             _tell(pipe, {"error": freeze(limit)})
-        elif starved() and isinstance(error, LACKING):
-            os._exit(1)  # the parent tells that there was no memory, and nobody needs to read where Python was
-        else:
+            return
+        if not lacks_memory(error):
             said = f": {last_line(error)}" if str(error).strip() else ""
             _tell(pipe, {"bug": type(error).__name__ + said})
-            raise
-    for stream in (pipe, sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(0)  # generated libraries can crash in their destructors; everything is said
+        raise
 
 
 _telling = threading.Lock()

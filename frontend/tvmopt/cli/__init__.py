@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tvmopt.children import prepare
+from tvmopt.children import lacks_memory, prepare, starved
 from tvmopt.ending import interrupted, received
 from tvmopt.errors import InputError, TvmoptError, limit_of
 from tvmopt.texts import printable
@@ -216,8 +216,9 @@ def _failed(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # `tvmopt explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if isinstance(error, MemoryError):
-        print(f"InputError: there is not enough memory. {printable(str(error))}".rstrip(), file=sys.stderr)
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and lacks_memory(error)):
+        told = starved() or f"there is not enough memory. {printable(str(error))}".rstrip()
+        print(f"InputError: {told}", file=sys.stderr)
         return 2
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
