@@ -345,6 +345,7 @@ def graph_passes(
         P.FoldProducts(log),  # before FoldScaleShift, which folds the multiply that is left
         P.FoldBatchNorm(log),
         P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
+        P.MergeAddedConvolutions(log, precision == "fp32"),  # after both: norms are in weights, or scales
         # after FoldConstant and the fusions: constants are numbers; before FoldRequantization, which takes products
         *byte_passes(machine, log, int8),
         P.FoldRequantization(log),  # after FoldConstant: a bias is a constant then

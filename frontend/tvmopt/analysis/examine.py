@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis import kept
@@ -45,6 +46,8 @@ NUDGES = 2
 """How many times onnxruntime runs on nudged inputs at the most, where its outputs and ours are far apart."""
 INSTEAD = 1e3
 """In place of NaN or an infinity, to see whether an output depends on it at all."""
+LARGE = 1e100
+"""In place of an infinity, to see what an output tends to: a product of three such numbers is a float64."""
 
 Rerun = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """onnxruntime's outputs of other inputs; raises :class:`TvmoptError` where it refuses them."""
@@ -268,8 +271,11 @@ class Examiner:
         """Inputs with one value that is no number: none may be lost on its way.
 
         Where the oracle and onnxruntime have no number, ours must not have one, unless it is right whatever number
-        stands in the input: behind a mask nobody sees it. More than theirs are allowed: a kernel may compute whole
-        tiles (Winograd), or multiply by a weight of zero what another leaves out.
+        stands in the input: behind a mask nobody sees it. Where an infinity stands there, ours may also be what a
+        number of its sign that is larger than all others makes: two products of an infinity that are added may be
+        infinities of opposite signs, and no number, where the product with the sum of the factors is one of them, and
+        its Relu 0. More than theirs are allowed: a kernel may compute whole tiles (Winograd), or multiply by a weight
+        of zero what another leaves out.
         """
         found = self.model.run(feeds)
         peer = None if self.keeps else peer
@@ -279,6 +285,7 @@ class Examiner:
         exact = truth.exact
         results: list[OutputComparison] = []
         hidden: list[Truth] = []
+        limits: list[Mapping[str, Array]] = []
         for name, ours in found.items():
             if not is_real(ours.dtype) or ours.shape != exact[name].shape:
                 continue
@@ -291,6 +298,8 @@ class Examiner:
                 lost &= ~np.isnan(hidden[0].undecided()[name])
                 # the range of a type alone makes it none: a fused multiply-add stores no product
                 lost &= ~np.isfinite(limit(truth.unlimited()[name], ours.dtype))
+            if lost.any() and (limits := limits or self._at_infinity(feeds)):
+                lost &= ~self._like(ours, exact[name], limits[0][name], limits[1][name])
             results.append(_placed(name, exact[name], _lost(lost)))
         return Examined(Comparison(tuple(results)))
 
@@ -303,14 +312,39 @@ class Examiner:
             made.append(self.judge.truth(plain))
         return made
 
+    def _at_infinity(self, feeds: Mapping[str, Array]) -> list[Mapping[str, Array]]:
+        """What the oracle says with the largest number of an input's type, and with an eighth of it, in place of each
+        infinity, as if intermediate results had no largest number; nothing where a NaN is among the inputs."""
+        real = {n: a for n, a in feeds.items() if is_real(a.dtype)}
+        if any(np.isnan(a).any() for a in real.values()):
+            return []
+        made: list[Mapping[str, Array]] = []
+        for part in (1.0, 0.125):
+            ends = {n: part * min(float(ml_dtypes.finfo(a.dtype).max), LARGE) for n, a in real.items()}
+            finite = {n: np.clip(a, -ends[n], ends[n]).astype(a.dtype) for n, a in real.items()}
+            made.append(self.judge.truth({**feeds, **finite}).unlimited())
+        return made
+
     def _near(self, ours: Array, one: Array, other: Array) -> Array:
         """Which elements are right whatever stands in the input."""
-        limits = limits_of(self.precision, SINGLE if ours.dtype == DOUBLE else ours.dtype)
         same = (one == other) & np.isfinite(one)
-        scale = float(np.sqrt(np.mean(np.square(one[same])))) if same.any() else 0.0
+        return np.asarray(same & self._like(ours, np.where(same, one, np.nan), one))
+
+    def _like(self, ours: Array, beside: Array, *expected: Array) -> Array:
+        """Which elements are all of what is `expected` but for rounding.
+
+        Args:
+            beside: numbers of the same tensor, which tell the size of its rounding.
+        """
+        limits = limits_of(self.precision, SINGLE if ours.dtype == DOUBLE else ours.dtype)
+        plain = beside[np.isfinite(beside)]
+        scale = float(np.sqrt(np.mean(np.square(plain)))) if plain.size else 0.0
+        like = np.isfinite(ours)
         with np.errstate(all="ignore"):
-            apart = np.abs(ours.astype(one.dtype) - one)
-            return np.asarray(same & (apart <= PEAK * limits.rms * scale + limits.element * np.abs(one)))
+            for one in expected:
+                apart = np.abs(ours.astype(one.dtype) - one)
+                like &= apart <= PEAK * limits.rms * scale + limits.element * np.abs(one)
+        return np.asarray(like)
 
     def _run(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Run:
         if not self.observed:

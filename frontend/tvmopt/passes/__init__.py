@@ -36,6 +36,7 @@ from tvmopt.passes.keep_views import KeepViews
 from tvmopt.passes.limit_fusion import LimitFusion
 from tvmopt.passes.list_quantization import ListQuantization
 from tvmopt.passes.mark_caches import MarkCaches
+from tvmopt.passes.merge_added_convolutions import MergeAddedConvolutions
 from tvmopt.passes.narrow_weights import NarrowWeights
 from tvmopt.passes.place_tokens import PlaceTokens
 from tvmopt.passes.propagate_quantization import PropagateQuantization
@@ -88,6 +89,7 @@ __all__ = [
     "LimitFusion",
     "ListQuantization",
     "MarkCaches",
+    "MergeAddedConvolutions",
     "NarrowWeights",
     "PlaceTokens",
     "PropagateQuantization",
