@@ -57,6 +57,27 @@ def test_other_weights_stay(weight: Any, reason: str | None) -> None:
     assert [d.reason[:3] for d in log.decisions] == ([reason] if reason else [])
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_biases_lose_them_too(first: bool) -> None:
+    """Where the weights of a channel are zero, its result would be the bias."""
+    weight, bias = rand(9, 4, 1, 1), decayed(9, 1, 1)
+    weight[::3] = 0
+
+    def body(builder: Any, x: Any) -> Any:
+        y = builder.emit(R.nn.conv2d(x, relax.const(weight)))
+        return R.add(*((relax.const(bias), y) if first else (y, relax.const(bias))))
+
+    made = build({"x": (2, 4, 5, 3)}, body)
+    left = [a for a in constants(check_rewrite(ZeroSubnormals, made, {"nn.conv2d": 1, "add": 1})) if a.size == 9]
+    assert np.array_equal(left, [np.where(subnormal(bias), np.float32(0), bias)])
+
+
+def test_what_is_added_to_other_tensors_stays() -> None:
+    bias = relax.const(decayed(9))
+    check_rewrite(ZeroSubnormals, build({"x": (3, 9)}, lambda b, x: R.add(x, bias)), None)
+    check_rewrite(ZeroSubnormals, build({"x": (3, 9)}, lambda b, x: R.add(b.emit(R.nn.relu(x)), bias)), None)
+
+
 def test_products_of_activations_and_scales_stay() -> None:
     check_rewrite(ZeroSubnormals, build({"x": (3, 4), "y": (4, 5)}, lambda b, x, y: R.matmul(x, y)), None)
     scale = relax.const(np.asarray([1.0, 1e-40, 2.0], "float32"))

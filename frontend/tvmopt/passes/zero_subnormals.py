@@ -20,17 +20,20 @@ PIECE = 1 << 16
 
 @rewrite_pass("tvmopt.ZeroSubnormals")
 class ZeroSubnormals(Rewrite):
-    """Make zeros of subnormal weights of float32 products and convolutions.
+    """Make zeros of subnormal weights and biases of float32 products and convolutions.
 
         Before                              After
-        y = R.matmul(x, W)                  y = R.matmul(x, W')     # W' = W where |W| >= 2^-126, else 0
+        y = R.add(R.matmul(x, W), b)        y = R.add(R.matmul(x, W'), b')   # W' = W where |W| >= 2^-126, else 0
 
     Training with weight decay leaves them in channels that are not used: a quarter of the weights of PP-OCRv4's
     recogniser's gates, six tenths of a layer of PP-OCRv6's detector. A product with one of them is done by microcode,
     for all lanes of the vector: one row times 480 x 120 weights took 181 us instead of 7 (Xeon), a whole text of
-    48x64 pixels 1.57 ms instead of 1.32. OpenVINO leaves such weights out, too.
+    48x64 pixels 1.57 ms instead of 1.32. OpenVINO leaves such weights out, too. Where all weights of a channel are
+    zero, its results are its bias, and so is what is done with them: two layers of that detector, each with a GELU,
+    took 4.2 ms instead of 1.7.
 
-    Applies when   an operand of a float32 product or convolution is a constant of two or more dimensions.
+    Applies when   an operand of a float32 product or convolution is a constant of two or more dimensions, or a
+                   constant is added to its result.
     Declines when  1. its largest number is below 2^-64: small numbers are what it is about then.
     Gain           some 150 cycles for each vector of weights that has one, a row of the other operand.
     Order          after everything that scales weights.
@@ -38,12 +41,13 @@ class ZeroSubnormals(Rewrite):
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
-        if op_name(value) not in PRODUCTS:
+        product = op_name(value) in PRODUCTS
+        if not product and not any(graph.op(data) in PRODUCTS for data, _ in graph.binary(value, "add")):
             return None
         args, found = list(value.args), 0
         for i, arg in enumerate(args):
             weight = graph.array(arg)
-            if weight is None or weight.ndim < 2 or weight.dtype != np.float32:
+            if weight is None or weight.ndim < 1 + product or weight.dtype != np.float32:
                 continue
             if not _has_subnormal(weight):
                 continue
@@ -55,7 +59,7 @@ class ZeroSubnormals(Rewrite):
             found += int(small.sum())
         if not found:
             return None
-        self.applied(var, f"{found} of the weights of {op_name(value)}")
+        self.applied(var, f"{found} of the {'weights of ' + op_name(value) if product else 'biases'}")
         return with_attrs(value, args)
 
 
