@@ -179,8 +179,8 @@ def winograd_cycles(form: Form, rows: int, cols: int, in_c: int, out_c: int, bat
     """
     tiles, places, products = batch * rows * cols, form.places, form.places * form.parts
     lanes = machine.lanes()
-    height = min(8, rows * cols)
-    gemm = products * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
+    height, wide = min(8, rows * cols), min(2, -(-out_c // lanes))
+    gemm = products * in_c * (out_c / lanes / wide) * (tiles / height) * step_cycles(height, wide, machine) / 0.9
     each = TRANSFORM[form.rows.tile] + TRANSFORM[form.cols.tile]
     transforms = each * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
     pieces = batch * rows

@@ -9,7 +9,7 @@ from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import machines, module_of, run
 from tvmopt.lowering import lower_operators
 from tvmopt.schedules.cpu import winograd as family
-from tvmopt.schedules.cpu._winograd import Form, Window, forms
+from tvmopt.schedules.cpu._winograd import Axis, Form, Window, forms, winograd_cycles
 from tvmopt.targets import Machine
 
 
@@ -201,6 +201,15 @@ def test_the_form_that_whole_models_were_measured_with(cores, tiles):
     layers = [(56, 64), (28, 128), (14, 256), (7, 512)]
     assert tuple(winograd.output_tile(s, s, c, c, 1, z) for s, c in layers) == tiles
     assert winograd.output_tile(224, 224, 3, 64, 1, z) == 1  # too few channels for the transform
+
+
+def test_few_tiles_of_one_vector_of_channels_wait_for_each_other():
+    """Four tiles by one vector are four accumulators, each busy for the latency of a product; two vectors are eight."""
+    z = Machine.load("znver5").with_cores(1)
+    form = Form(Axis(4, 2), Axis(4, 2))
+    one, two = (winograd_cycles(form, 2, 2, 64, o, 1, z) for o in (16, 32))
+    assert 0.75 < one / two < 1
+    assert winograd.choose_form(Window((2, 2), (1, 1), (8, 8), 256, 16, 1), z)[0] is None
 
 
 def test_bf16_stays_where_only_the_small_tile_would_gain():
