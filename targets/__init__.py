@@ -45,6 +45,7 @@ class Machine:
         fma_ports: vector FMAs started a cycle and core.
         fma_latency: cycles from an FMA's operands to its result.
         load_ports: vector loads a cycle and core.
+        narrow: what a register tile of one vector takes, over what its multiply-adds and loads do; at least 1.
         l1d, l2, l3: bytes of data cache; L1 and L2 a core, L3 shared.
         line: bytes of a cache line.
         l1_ways: associativity of L1d; strides that are multiples of ``l1d / l1_ways`` collide.
@@ -84,6 +85,7 @@ class Machine:
     fma_ports: int = 1
     fma_latency: int = 4
     load_ports: int = 2
+    narrow: float = 1.0
     l1d: int = 32768
     l2: int = 262144
     l3: int = 4194304
@@ -116,7 +118,7 @@ class Machine:
         if self.kind not in ("llvm", "cuda"):
             problems.append(f"kind is {self.kind!r}, must be 'llvm' or 'cuda'")
         for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers", "sm_lanes",
-                    "l2_rate", "l3_rate", "tile_rows", "prefetched_loads"):  # fmt: skip
+                    "narrow", "l2_rate", "l3_rate", "tile_rows", "prefetched_loads"):  # fmt: skip
             if getattr(self, key) < 1:
                 problems.append(f"{key} is {getattr(self, key)}, must be at least 1")
         if self.kind == "llvm":

@@ -15,7 +15,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 _OF_THE_OTHER = {  # fields that say nothing of a machine of this kind
     "llvm": {"sm_threads", "sm_blocks", "sm_shared", "sm_lanes"},
     "cuda": {
-        "arch", "vector_registers", "fma_ports", "fma_latency", "load_ports", "l3", "l1_ways", "tile_macs", "features",
+        "arch", "vector_registers", "fma_ports", "fma_latency", "load_ports", "narrow", "l3", "l1_ways", "tile_macs",
+        "features",
     },
 }  # fmt: skip
 

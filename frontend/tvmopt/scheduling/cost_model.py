@@ -56,6 +56,8 @@ def step_cycles(mr: int, nv: int, machine: Machine) -> float:
         latency   fma_latency                an accumulator is busy until its last FMA is through
         stream    nv * vector bytes / l2_rate  the panel of B comes from L2: it is longer than L1 holds
 
+    A tile of one vector takes `narrow` times as long.
+
     >>> m = Machine.load("znver5")
     >>> step_cycles(14, 2, m), step_cycles(14, 1, m), step_cycles(1, 2, m), step_cycles(2, 5, m)
     (14.0, 7.5, 4.0, 10.0)
@@ -66,7 +68,7 @@ def step_cycles(mr: int, nv: int, machine: Machine) -> float:
         machine.fma_latency,
         nv * machine.vector_bits / 8 / machine.l2_rate,
     )
-    return float(max(bounds))
+    return float(max(bounds)) * (machine.narrow if nv == 1 else 1.0)
 
 
 def strip_cycles(rows: int, mr: int, nv: int, machine: Machine) -> float:
@@ -107,6 +109,8 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
     (14, 32)
     >>> t = choose_tile(1, 1000, znver5); t.mr, t.nv >= 2
     (1, True)
+    >>> [choose_tile(196, 112, Machine.load(name)).nv for name in ("znver5", "sapphirerapids")]
+    [1, 2]
     """
     lanes = machine.lanes(dtype)
     rows = min(rows or m, m)
@@ -115,7 +119,7 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
         panels = -(-n // (nv * lanes))
         if nv > 1 and (panels * nv - -(-n // lanes)) >= nv:  # a whole panel's worth of waste
             continue
-        for mr in range(1, rows + 1):
+        for mr in range(1, (rows if nv > 1 else min(rows, HIGHEST_NARROW)) + 1):
             if not fits(mr, nv, machine):
                 break
             full, tail = divmod(rows, mr)
