@@ -290,6 +290,12 @@ def _joined(terms: Mapping[Monomial, int]) -> Mapping[Monomial, int]:
 
     >>> print(Dim(_joined(parse("4*b*n - 4*b*((3*n)//4)").terms)))
     4*((n + 3)//4)*b
+
+    ``(3*n)//4 + (n + 3)//4`` is n, which the first may then be joined with, as where a picture that was filled up to
+    whole windows once is filled up again:
+
+    >>> print(Dim(_joined(parse("6*n - 7*((27*n)//28) + (3*n)//4 + (n + 3)//4").terms)))
+    7*((n + 27)//28)
     """
     for monomial, count in terms.items():
         for place, factor in enumerate(monomial):
@@ -298,6 +304,8 @@ def _joined(terms: Mapping[Monomial, int]) -> Mapping[Monomial, int]:
             (term, times), *more = [(k, v) for k, v in factor.a.terms.items() if k]
             other = tuple(sorted((*monomial[:place], *monomial[place + 1 :], *term), key=str))
             has = terms.get(other, 0)
+            if not more and (whole := _with_its_rest(terms, monomial, place, other)) is not None:
+                return _joined(whole)
             if more or not factor.b < 2 * times < 2 * factor.b or has * count >= 0 or abs(has) < abs(count):
                 continue
             rest = Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))
@@ -305,6 +313,26 @@ def _joined(terms: Mapping[Monomial, int]) -> Mapping[Monomial, int]:
             left = {**terms, monomial: 0, other: has + count}
             return _joined(quotient.terms if not any(left.values()) else (Dim(left) + quotient).terms)
     return terms
+
+
+def _with_its_rest(
+    terms: Mapping[Monomial, int], monomial: Monomial, place: int, other: Monomial
+) -> Mapping[Monomial, int] | None:
+    """The sum with n, in `other`, for ``(3*n)//4 + (n + 3)//4``, the first of which is at `place` of a monomial; None
+    where the sum has no second one."""
+    factor: Any = monomial[place]
+    ((term, times),) = [(k, v) for k, v in factor.a.terms.items() if k]
+    rest = (Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))) // factor.b
+    beside = Dim({monomial[:place] + monomial[place + 1 :]: 1}) * rest
+    if not factor.b < 2 * times < 2 * factor.b or not isinstance(beside, Dim) or list(beside.terms.values()) != [1]:
+        return None
+    (second,) = beside.terms
+    count, partner = terms[monomial], terms.get(second, 0)
+    if count * partner <= 0:
+        return None
+    both = min(count, partner, key=abs)
+    moved = {monomial: count - both, second: partner - both, other: terms.get(other, 0) + both}
+    return {k: v for k, v in {**terms, **moved}.items() if v} or {(): 0}
 
 
 def _divide(a: Size, b: Size) -> Size:

@@ -397,3 +397,26 @@ def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, batch: int | str,
     tvmopt.compile(model, output=tmp_path / "m.tvmopt")  # verified
     kernels = tvmopt.load(tmp_path / "m.tvmopt").manifest.report["kernels"]
     assert any("attention" in kernel["name"] for kernel in kernels) == (broadcast == "none")
+
+
+@pytest.mark.parametrize("longer", ["all", "v"])
+def test_vectors_of_open_length_stay_apart(longer: str) -> None:
+    """As where channels attend to each other over an open picture: q, k and v are [B, N, H, S]."""
+    model = attention({n: [2, 3, 5, "d" if longer in ("all", n) else 8] for n in "qkv"}, [2, 3, 5, "d"])
+    compiled = tvmopt.compile(model, shape={"d": "1..40"})  # verified
+    assert not any("attention" in kernel.name for kernel in compiled.report.kernels)
+
+
+def test_channels_that_attend_to_each_other_over_an_open_picture() -> None:
+    """DaViT's do; TVM's own kernel took the lengths of q and of k, both rows times columns, for two."""
+    graph = attention({n: [1, 2, 4, None] for n in "qkv"}, [1, 2, 4, None]).graph
+    made = [
+        helper.make_node("MaxPool", ["x"], [f"{n}x"], kernel_shape=[k, k], strides=[4, 4], pads=[k // 2] * 4)
+        for k, n in zip((1, 3, 5), "qkv", strict=True)
+    ]
+    lines = [helper.make_node("Reshape", [f"{n}x", "shape"], [n]) for n in "qkv"]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [4], [1, 2, 4, -1])
+    picture = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, "H", "W"])
+    whole = helper.make_graph([*made, *lines, *graph.node], "g", [picture], graph.output, [shape])
+    opset = [helper.make_opsetid("", 17)]
+    tvmopt.compile(helper.make_model(whole, opset_imports=opset, ir_version=9), shape={"H": "1..20", "W": "1..20"})

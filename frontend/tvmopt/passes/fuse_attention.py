@@ -85,6 +85,8 @@ class FuseAttention(Rewrite):
                       what is left of a score of 1e28 is 1e12, and exp of that is infinite
                    5. a scale beyond SCALES: kernels multiply q by it, so that single products overflow, or vanish,
                       where their sum times the scale does not
+                   6. vectors of q, k or v of open length, as where channels attend to each other over an open picture:
+                      no family has it, and products of open sums are batch_gemm's
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
     Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes of q,
                    k and v next to the product; PropagateTransposes again after it, to cancel them.
@@ -114,6 +116,9 @@ class FuseAttention(Rewrite):
         bias = _mask(graph, scores, sizes(softmax) or (), var)
         if isinstance(bias, str):
             self.declined(var, bias)
+            return None
+        if is_open((sizes(scores.q) or ())[-1:] + (sizes(value) or ())[-1:]):
+            self.declined(var, "6: the vectors have an open length")
             return None
         if not _same_batch(scores, value):
             self.declined(var, "2: q, k and v do not have the same batch and heads")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.oracle import recurrent
+from tvmopt.analysis.oracle import quantized, recurrent
 from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
 from tvmopt.analysis.oracle.quantized import rounded
 from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
@@ -115,4 +115,5 @@ TABLE: dict[str, Operator] = {
     "TransposeMatMul": _fused_matmul,
     "MatMulNBits": _matmul_nbits,
     "DynamicQuantizeLSTM": _dynamic_lstm,
+    **{name: quantized.TABLE[name] for name in ("QuantizeLinear", "DequantizeLinear")},
 }

@@ -68,6 +68,8 @@ def contrib_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]
     elem = kind.tensor_type.elem_type
     if node.op_type in ("EmbedLayerNormalization", "QAttention"):  # of the words, and of the bias
         elem = walk.types[node.input[2]].tensor_type.elem_type
+    if node.op_type in STEPS:
+        elem = _stepped(walk, node)
     kinds = {1: onnx.TensorProto.INT32} if node.op_type == "EmbedLayerNormalization" else {}
     if node.op_type.startswith("Skip"):
         kinds = dict.fromkeys((1, 2), onnx.TensorProto.FLOAT)
@@ -76,6 +78,15 @@ def contrib_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]
         for i, (name, shape) in enumerate(zip(node.output, shapes, strict=False))
         if name and shape is not None
     }
+
+
+def _stepped(walk: Walk, node: onnx.NodeProto) -> int:
+    """The type of the result of an operator of `STEPS`: that of the scale, or of the zero point, which may be left
+    out."""
+    deciding = STEPS[node.op_type]
+    if len(node.input) <= deciding or not node.input[deciding]:
+        return int(onnx.TensorProto.UINT8)
+    return int(walk.types[node.input[deciding]].tensor_type.elem_type)
 
 
 def _known(n: Node, index: int) -> Shape:
@@ -153,9 +164,13 @@ def _recurrent(n: Node) -> list[Shape | None]:
     return [(steps, directions, batch, hidden), *[(directions, batch, hidden)] * 2]
 
 
+STEPS = {"DequantizeLinear": 1, "QuantizeLinear": 2}
+"""The input that has the type of the result."""
+
 SHAPES: dict[str, Callable[[Node], list[Shape | None]]] = {
     **dict.fromkeys(("BiasAdd", "BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"), _same),
     **dict.fromkeys(("LayerNormalization", "SimplifiedLayerNormalization"), _same),
+    **dict.fromkeys(STEPS, _same),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skipped),
     "Attention": _packed(4),
     "DynamicQuantizeLSTM": _recurrent,
