@@ -302,31 +302,31 @@ def _joined(terms: Mapping[Monomial, int]) -> Mapping[Monomial, int]:
             if isinstance(factor, str) or not _by_number(factor) or not isinstance(factor.a, Dim):
                 continue
             (term, times), *more = [(k, v) for k, v in factor.a.terms.items() if k]
-            other = tuple(sorted((*monomial[:place], *monomial[place + 1 :], *term), key=str))
-            has = terms.get(other, 0)
-            if not more and (whole := _with_its_rest(terms, monomial, place, other)) is not None:
-                return _joined(whole)
-            if more or not factor.b < 2 * times < 2 * factor.b or has * count >= 0 or abs(has) < abs(count):
+            if more or not factor.b < 2 * times < 2 * factor.b:
                 continue
-            rest = Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))
-            quotient = Dim({monomial[:place] + monomial[place + 1 :]: -count}) * (rest // factor.b)
+            beside = (*monomial[:place], *monomial[place + 1 :])
+            other = tuple(sorted((*beside, *term), key=str))
+            rest = (Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))) // factor.b
+            whole = _with_its_rest(terms, monomial, Dim({beside: 1}) * rest, other)
+            if whole is not None:
+                return _joined(whole)
+            has = terms.get(other, 0)
+            if has * count >= 0 or abs(has) < abs(count):
+                continue
+            quotient = Dim({beside: -count}) * rest
             left = {**terms, monomial: 0, other: has + count}
             return _joined(quotient.terms if not any(left.values()) else (Dim(left) + quotient).terms)
     return terms
 
 
 def _with_its_rest(
-    terms: Mapping[Monomial, int], monomial: Monomial, place: int, other: Monomial
+    terms: Mapping[Monomial, int], monomial: Monomial, rest: Size, other: Monomial
 ) -> Mapping[Monomial, int] | None:
-    """The sum with n, in `other`, for ``(3*n)//4 + (n + 3)//4``, the first of which is at `place` of a monomial; None
-    where the sum has no second one."""
-    factor: Any = monomial[place]
-    ((term, times),) = [(k, v) for k, v in factor.a.terms.items() if k]
-    rest = (Dim({term: factor.b - times}) + (factor.b - 1 - factor.a.terms.get((), 0))) // factor.b
-    beside = Dim({monomial[:place] + monomial[place + 1 :]: 1}) * rest
-    if not factor.b < 2 * times < 2 * factor.b or not isinstance(beside, Dim) or list(beside.terms.values()) != [1]:
+    """The sum with n, in `other`, for ``(3*n)//4 + (n + 3)//4``: a monomial and its `rest`; None where the sum does not
+    have both."""
+    if not isinstance(rest, Dim) or list(rest.terms.values()) != [1]:
         return None
-    (second,) = beside.terms
+    (second,) = rest.terms
     count, partner = terms[monomial], terms.get(second, 0)
     if count * partner <= 0:
         return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -305,25 +306,27 @@ class Examiner:
 
     def _hidden(self, feeds: Mapping[str, Array]) -> list[Truth]:
         """What the oracle says with a large number, and with its negative, in place of what is no number."""
-        made = []
-        for number in (INSTEAD, -INSTEAD):
-            plain = {n: np.where(np.isfinite(a), a, a.dtype.type(number)) if is_real(a.dtype) else a
-                     for n, a in feeds.items()}  # fmt: skip
-            made.append(self.judge.truth(plain))
-        return made
+
+        def plain(number: float, array: Array) -> Array:
+            return np.where(np.isfinite(array), array, array.dtype.type(number))
+
+        return [self._truth(feeds, partial(plain, number)) for number in (INSTEAD, -INSTEAD)]
 
     def _at_infinity(self, feeds: Mapping[str, Array]) -> list[Mapping[str, Array]]:
         """What the oracle says with the largest number of an input's type, and with an eighth of it, in place of each
         infinity, as if intermediate results had no largest number; nothing where a NaN is among the inputs."""
-        real = {n: a for n, a in feeds.items() if is_real(a.dtype)}
-        if any(np.isnan(a).any() for a in real.values()):
+
+        def within(part: float, array: Array) -> Array:
+            end = part * min(float(ml_dtypes.finfo(array.dtype).max), LARGE)
+            return np.clip(array, -end, end).astype(array.dtype)
+
+        if any(is_real(a.dtype) and np.isnan(a).any() for a in feeds.values()):
             return []
-        made: list[Mapping[str, Array]] = []
-        for part in (1.0, 0.125):
-            ends = {n: part * min(float(ml_dtypes.finfo(a.dtype).max), LARGE) for n, a in real.items()}
-            finite = {n: np.clip(a, -ends[n], ends[n]).astype(a.dtype) for n, a in real.items()}
-            made.append(self.judge.truth({**feeds, **finite}).unlimited())
-        return made
+        return [self._truth(feeds, partial(within, part)).unlimited() for part in (1.0, 0.125)]
+
+    def _truth(self, feeds: Mapping[str, Array], change: Callable[[Array], Array]) -> Truth:
+        """What the oracle says with the floats of an input changed."""
+        return self.judge.truth({n: change(a) if is_real(a.dtype) else a for n, a in feeds.items()})
 
     def _near(self, ours: Array, one: Array, other: Array) -> Array:
         """Which elements are right whatever stands in the input."""

@@ -30,7 +30,7 @@ class ZeroSubnormals(Rewrite):
     for all lanes of the vector: one row times 480 x 120 weights took 181 us instead of 7 (Xeon), a whole text of
     48x64 pixels 1.57 ms instead of 1.32. OpenVINO leaves such weights out, too. Where all weights of a channel are
     zero, its results are its bias, and so is what is done with them: two layers of that detector, each with a GELU,
-    took 4.2 ms instead of 1.7.
+    took 9.5 ms instead of 3.9.
 
     Applies when   an operand of a float32 product or convolution is a constant of two or more dimensions, or a
                    constant is added to its result.
