@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import tvmopt
 from tests.cli.command import tvmopt as command
 from tests.debug.nets import info, model, residual, saved, spoiled, weight
 from tvmopt.analysis.observe import fitted
-from tvmopt.debug.compare import compare
+from tvmopt.debug.check import Numbers
+from tvmopt.debug.compare import Settings, compare
 from tvmopt.debug.html import html
-from tvmopt.debug.records import CompareResult, result_from
+from tvmopt.debug.records import CompareResult, Row, result_from
+from tvmopt.debug.run import run
+from tvmopt.debug.session import Session
 from tvmopt.errors import ArtifactError, InputError
 from tvmopt.importer.protos import tensor_spec
 from tvmopt.targets import Machine
@@ -259,3 +263,25 @@ def test_a_tolerance_below_rounding_is_to_blame_itself(folder: Path, tmp_path: P
     assert not found.ok and found.rows[0].status == "wrong"
     assert found.blame is not None and found.blame.kind == "tolerance" and "rounding" in found.blame.text
     assert found.repro is None and not (tmp_path / "r.onnx").exists()
+
+
+def test_nothing_is_cut_out_where_every_kernel_is_right(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs are far from the reference's, and every kernel is what it ought to be: bisection took 18 compiles or,
+    where the last output was right, one for every node."""
+    compared = Session.row
+
+    def far(session: Session, *arguments: Any) -> Row:
+        row = compared(session, *arguments)
+        session.wrong.add(row.label)
+        return replace(
+            row, status="wrong", outputs=tuple(replace(o, problem="differs", excess=1e5) for o in row.outputs)
+        )
+
+    monkeypatch.setattr(Session, "row", far)
+    monkeypatch.setattr(Numbers, "__call__", lambda *_: pytest.fail("a piece was compiled"))
+    asked = Settings(str(folder / "good.onnx"), repro=str(tmp_path / "r.onnx"))
+    found = run(Session(asked, tmp_path, lambda stage: None))
+    assert found.blame is not None and found.blame.kind == "rounding" and "amplifies" in found.blame.text
+    assert found.traces[0].culprit is None and found.repro is None and not (tmp_path / "r.onnx").exists()

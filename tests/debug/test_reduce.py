@@ -67,6 +67,17 @@ def test_bisection_needs_few_checks(tmp_path: Path) -> None:
     assert check.calls < 20
 
 
+def test_bisection_where_the_last_output_is_right(tmp_path: Path) -> None:
+    """Two chains from one input, the first of which is guilty: the end of the second says nothing about it."""
+    nodes = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(100)]
+    nodes += [helper.make_node("Neg", [f"s{i}" if i else "t0"], [f"s{i + 1}"], name=f"m{i}") for i in range(100)]
+    check = Has("n37")
+    outputs = [info("t100", 2), info("s100", 2)]
+    search = Search(Layers(model(nodes, [info("t0", 2)], outputs), {}, tmp_path), check, wants=False)
+    search.whole()
+    assert [search.layers.nodes[i].name for i in search.run("bisect")] == ["n37"] and check.calls < 25
+
+
 def test_command(net: Path, tmp_path: Path) -> None:
     done = tvmopt(
         "surgeon",

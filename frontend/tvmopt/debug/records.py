@@ -131,7 +131,7 @@ class Blame:
     Attributes:
         kind: ``"pass"``, ``"kernel"``, ``"algorithm"``, ``"record"``, ``"precision"``, ``"constant"``,
         ``"node"``,
-            ``"converter"``, ``"engine"``, ``"fusion"``, ``"tolerance"`` or ``"unknown"``.
+            ``"converter"``, ``"engine"``, ``"fusion"``, ``"tolerance"``, ``"rounding"`` or ``"unknown"``.
         name: which one.
         text: a sentence.
         experiments: what was tried.

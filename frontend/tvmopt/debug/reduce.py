@@ -251,7 +251,8 @@ class Search:
         return inside
 
     def earliest_end(self, mode: str) -> set[int]:
-        """The ancestors of the first tensor, in order, that fails with everything before it."""
+        """The ancestors of the first tensor, in order, that fails with everything before it. Bisection looks in front
+        of the last output that fails: the model's last tensor may be right where another output is wrong."""
         nodes = self.layers.nodes
         everything = set(range(len(nodes)))
 
@@ -259,7 +260,10 @@ class Search:
             names = [o for o in nodes[last].output if o]
             return self.fails(set(needed(nodes, names, ())[0]), names)
 
-        found = smallest(len(nodes), fails, mode)
+        outputs = {o.name for o in self.layers.model.graph.output}
+        ends = [i for i, node in enumerate(nodes) if outputs.intersection(node.output)] if mode == "bisect" else []
+        last = next((i for i in reversed(ends) if fails(i)), len(nodes) - 1)
+        found = smallest(last + 1, fails, mode)
         if found is None:  # no single tensor does: it takes several outputs
             return everything
         return set(needed(nodes, [o for o in nodes[found].output if o], ())[0])
