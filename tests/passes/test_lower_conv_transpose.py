@@ -87,6 +87,22 @@ def test_open_batch_and_sizes(kernel, stride, pad, extra, groups):
         np.testing.assert_allclose(model(x)[0], reference(x, w, **attrs), rtol=1e-5, atol=1e-5)
 
 
+def test_a_result_of_the_pictures_own_open_size():
+    """Rows that are ``h + 4 - 4`` were another size than `h` where a bias follows: TVM ended with an InternalError."""
+    rng = np.random.default_rng(0)
+    w, bias = rng.standard_normal((5, 2, 5, 5)).astype("float32"), rng.standard_normal((1, 2, 1, 1)).astype("float32")
+
+    def lower(bb, x):
+        y = bb.emit(relax.op.nn.conv2d_transpose(x, relax.const(w), padding=2))
+        return relax.op.add(y, relax.const(bias))
+
+    model = Open(open_module(lower, [("h", 5, "h", 16)]))
+    for size in (1, 2, 9):
+        x = rng.standard_normal((size, 5, size, 16)).astype("float32")
+        want = reference(x, w, strides=[1, 1], pads=[2] * 4) + bias
+        np.testing.assert_allclose(model(x)[0], want, rtol=1e-5, atol=1e-5)
+
+
 def quantised(xs, w, **attrs):
     """The transposed convolution as integers: what is NaN before is a number behind it."""
     bb = relax.BlockBuilder()

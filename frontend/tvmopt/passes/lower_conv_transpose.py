@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.sym import Analyzer
 
 from tvmopt.lowering.common import is_empty, is_open, sizes
 from tvmopt.lowering.extremes import Extremes
@@ -170,7 +171,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         grid = [n + q for n, q in zip(size, after, strict=True)]
         if is_open(size) and len(size) == 2:
             cut = [b + p + q for b, p, q in zip(beyond, pads[:2], pads[2:], strict=True)]
-            whole = [n * s - c for n, s, c in zip(grid, strides, cut, strict=True)]
+            whole = [Analyzer().simplify(n * s - c) for n, s, c in zip(grid, strides, cut, strict=True)]
             z = emit(relax.op.permute_dims(z, [0, 2, 3, 1]))  # ConvertLayout's convolution has its inverse
             y = emit(interleave(z, strides, pads[: len(size)], whole, groups))
             return relax.op.permute_dims(y, [0, 3, 1, 2])
