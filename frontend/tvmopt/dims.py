@@ -433,6 +433,16 @@ def _extreme(op: str, a: Size, b: Size, ranges: Ranges) -> Size:
     return Dim({(Atom(op, a, b),): 1})
 
 
+def parts_of(size: Size, count: int) -> list[Size]:
+    """Sizes of the parts of an axis, all alike but for the last ones, which are what is left of it.
+
+    >>> parts_of(7, 3), parts_of(4, 3), parts_of(parse("n"), 2)
+    ([3, 3, 1], [2, 2, 0], [(n + 1)//2, -((n + 1)//2) + n])
+    """
+    step = -(-size // count)
+    return [most(least(step, size - place * step), 0) for place in range(count)]
+
+
 # -- ranges ------------------------------------------------------------------------------------------------------------
 
 

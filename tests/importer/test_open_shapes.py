@@ -41,6 +41,13 @@ def chained(nodes, weights=None, inputs=None):
     return model(nodes, inputs or [value("x", ("n", 8, "t"))], [value(nodes[-1].output[0], None)], weights)
 
 
+def in_parts(count):
+    """An open axis in as many parts, the last of which may be smaller."""
+    parts = [f"p{i}" for i in range(count)]
+    outputs = [value(p, None) for p in parts]
+    return model([node("Split", ["x"], parts, axis=2, num_outputs=count)], [value("x", ("n", 8, "t"))], outputs, None, 18)
+
+
 PICTURE = ("n", 3, "h", "w")
 KERNEL = {"k": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("float32")}
 BACK = {"k": np.random.default_rng(0).standard_normal((3, 4, 3, 3)).astype("float32")}
@@ -196,6 +203,8 @@ MODELS = {
         [node("Split", ["x"], ["a", "b"], axis=1), node("Mul", ["a", "b"], ["y"])],
         [value("x", ("n", 8, "t"))], [value("y", None)],
     ),
+    "split in two": in_parts(2),
+    "split in three": in_parts(3),
     "squeeze and unsqueeze": chained(
         [node("Unsqueeze", ["x", "a"], ["u"]), node("Squeeze", ["u", "b"], ["y"])], {"a": ints(0, 2), "b": ints(0)}
     ),

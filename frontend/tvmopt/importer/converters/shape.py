@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 from tvm import relax, te, tirx
 
-from tvmopt.dims import Dim, OpenSize, Size, interval, is_open
+from tvmopt.dims import Dim, OpenSize, Size, interval, is_open, parts_of
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least, index, within
@@ -156,16 +156,14 @@ def split(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     size = shape_of(x)[axis]
     given = attrs.get("split") if ctx.opset < 13 else ctx.array(inputs[1], "split")
     if given is None:
-        count = attrs.get("num_outputs", ctx.num_outputs)
-        step = -(-size // count)
-        sizes = [max(min(step, size - i * step), 0) for i in range(count)]
+        sizes = parts_of(size, attrs.get("num_outputs", ctx.num_outputs))
     else:
         sizes = [int(s) for s in given]
-    if sum(sizes) != size:
+    if given is not None and sum(sizes) != size:
         raise ctx.unsupported(f"the parts {sizes} do not add up to {size}")
     if len(sizes) == 1:
         return (x,)
-    if 0 not in sizes:
+    if 0 not in sizes and not is_open(sizes):
         return relax.op.split(x, [int(v) for v in np.cumsum(sizes)[:-1]], axis)
     parts, start = [], 0
     for part in sizes:

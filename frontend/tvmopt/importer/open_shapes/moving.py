@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tvmopt.dims import Dim, Size, is_open
+from tvmopt.dims import Dim, Size, is_open, parts_of
 from tvmopt.importer.open_shapes.node import Node, Shapes
 from tvmopt.importer.open_values import BEYOND, from_the_end
 from tvmopt.importer.walk import Walk
@@ -161,10 +161,9 @@ def split(n: Node) -> Shapes | None:
     axis, count = n.attrs.get("axis", 0) % len(own), len(n.node.output)
     if parts is None:
         size = own[axis]
-        if isinstance(size, Dim) and size != size // count * count:
+        if isinstance(size, Dim) and size != size // count * count and "num_outputs" not in n.attrs:
             return None
-        step = (size + count - 1) // count
-        parts = [step] * (count - 1) + [size - step * (count - 1)]
+        parts = parts_of(size, count)
     return [tuple(part if i == axis else d for i, d in enumerate(own)) for part in parts]
 
 
