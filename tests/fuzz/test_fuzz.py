@@ -142,6 +142,9 @@ def test_a_number_where_onnxruntime_says_that_an_index_is_out_of_range_is_found(
     assert found(Refuses()) is None and found(OfGpu()) is None
     wrong = found(Nearest())
     assert wrong is not None and (wrong.kind, wrong.inputs) == ("wrong", OUTSIDE)
+    model.graph.node.append(onnx.helper.make_node("Shape", ["y"], ["s"]))
+    model.graph.output[0].CopyFrom(value("s", 7, [1]))
+    assert found(Nearest()) is None  # of what is gathered, the shape alone is asked for
 
 
 def test_damaged_models_with_open_sizes_are_compiled_though_no_reference_runs_them(worker: Worker) -> None:
