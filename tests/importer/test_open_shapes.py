@@ -45,7 +45,9 @@ def in_parts(count):
     """An open axis in as many parts, the last of which may be smaller."""
     parts = [f"p{i}" for i in range(count)]
     outputs = [value(p, None) for p in parts]
-    return model([node("Split", ["x"], parts, axis=2, num_outputs=count)], [value("x", ("n", 8, "t"))], outputs, None, 18)
+    return model(
+        [node("Split", ["x"], parts, axis=2, num_outputs=count)], [value("x", ("n", 8, "t"))], outputs, None, 18
+    )
 
 
 PICTURE = ("n", 3, "h", "w")

@@ -2,8 +2,8 @@
 
 The layer that leaves its tolerance first is cut out and fed with the reference's values. Does the piece still
 differ, it is made smaller, and compiled in other ways: what makes it right is to blame. Does it not, the whole
-model is bisected, unless every kernel was compared and is right: then no piece of it is wrong. A piece takes a second to
-compile where the model takes minutes.
+model is bisected, unless every kernel was compared and is right: then no piece of it is wrong. A piece takes a second
+to compile where the model takes minutes.
 """
 
 from __future__ import annotations
