@@ -45,7 +45,7 @@ class Case:
             else:
                 kind, shape = given if len(given) == 2 and isinstance(given[1], tuple) else (TensorProto.FLOAT, given)
                 inputs.append(value(name, tuple(n if size == "n" else size for size in shape), kind))
-        results = ["y", "z"] if self.op in ("CausalConvWithState", "LinearAttention") else ["y"]
+        results = ["y", "z"] if self.op in ("CausalConvWithState", "LinearAttention", "Split") else ["y"]
         node = helper.make_node(self.op, list(self.inputs), results, domain=self.domain, **(self.attrs or {}))
         domains = {self.domain: 1} if self.domain else None
         result = model([node], inputs, [value("y", None)], weights, self.opset, domains)
@@ -163,6 +163,8 @@ CASES = [
     case("ScatterElements", (7, 8, 9, 12, 16), attrs={"axis": 1}, x=("n", 5), i=(INT64, (7, 3)), u=(7, 3)),
     case("ScatterND", 3, x=(4, 5), i=(INT64, ("n", 1)), u=(3, 5)),
     case("ScatterND", 5, x=(4, "n"), i=(INT64, (3, 1)), u=(3, 5)),
+    case("Split", 6, x=("n", 3), s=np.array([2, 4])),
+    case("Split", (2, 4, 6, 8, 12, 16), opset=17, x=("n", 3)),
     case("Squeeze", 1, x=(3, "n"), a=np.array([1])),
     case("SwiGLU", 4, opset=28, x=("n", 5), y=(4, 5)),
     case("TensorScatter", 2, opset=24, c=("n", 3, 8, 5), u=(2, 3, 4, 5), i=(INT64, (2,))),

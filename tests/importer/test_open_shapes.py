@@ -207,6 +207,29 @@ MODELS = {
     ),
     "split in two": in_parts(2),
     "split in three": in_parts(3),
+    "split in two that are alike": model(
+        [node("Split", ["x"], ["a", "b"], axis=2), node("Sub", ["a", "b"], ["y"])],
+        [value("x", ("n", 8, "t"))], [value("y", None)],
+    ),
+    "split in parts of known sizes": model(
+        [node("Split", ["x", "s"], ["a", "b"], axis=2)], [value("x", ("n", 8, "t"))],
+        [value("a", None), value("b", None)], {"s": ints(2, 4)}, 18,
+    ),
+    "hardmax": one("Hardmax", axis=2),
+    "hardmax of all behind an axis": one("Hardmax", axis=1, opset=11),
+    "neither infinity": model(
+        [node("IsInf", ["x"], ["b"], detect_positive=0, detect_negative=0), node("Where", ["b", "z", "x"], ["y"])],
+        [value("x", ("n", 8, "t"))], [value("y", None)], {"z": np.float32(0)}, 17,
+    ),
+    "a sum of nothing": chained(
+        [node("Slice", ["x", "z", "z", "o"], ["e"]), node("ReduceSum", ["e", "o"], ["s"]),
+         node("Add", ["s", "x"], ["y"])],
+        {"z": ints(0), "o": ints(1)},
+    ),
+    "a mean of integers": chained(
+        [node("Cast", ["x"], ["i"], to=INT64), node("ReduceMean", ["i"], ["m"], axes=[0, 2]),
+         node("Cast", ["m"], ["y"], to=TensorProto.FLOAT)],
+    ),
     "squeeze and unsqueeze": chained(
         [node("Unsqueeze", ["x", "a"], ["u"]), node("Squeeze", ["u", "b"], ["y"])], {"a": ints(0, 2), "b": ints(0)}
     ),

@@ -152,8 +152,12 @@ class Build:
             return self.zeros(shape, dtype_of(a))
         return a if shape_of(a) == tuple(shape) else self.emit(relax.op.reshape(a, sizes.shape_to_tvm(shape)))
 
+    def full(self, shape: Sequence[Size], value: Any, dtype: str) -> Any:
+        """A tensor of one number; a constant where its sizes are known."""
+        return self.broadcast(const(value, dtype), shape) if is_open(shape) else const(np.full(shape, value), dtype)
+
     def zeros(self, shape: Sequence[Size], dtype: str) -> Any:
-        """A tensor of zeros; a constant where its sizes are known."""
+        """Likewise of zeros."""
         if is_open(shape):
             return self.emit(relax.op.zeros(sizes.shape_to_tvm(shape), dtype))
         return const(np.zeros(shape), dtype)

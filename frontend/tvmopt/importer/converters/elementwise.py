@@ -91,7 +91,7 @@ def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     if positive and negative:
         return relax.op.isinf(x)
     if not positive and not negative:
-        return const(np.zeros(shape_of(x)), "bool")
+        return b.zeros(shape_of(x), "bool")
     return relax.op.equal(x, like(np.inf if positive else -np.inf, x))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, size
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 
@@ -35,7 +35,7 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
     loss = b.emit(relax.op.negative(b.reshape(picked, flat)))
     weights = None
     if weight is not None:
-        weights = b.reshape(b.take(weight, b.reshape(index, (int(np.prod(flat)),)), 0), flat)
+        weights = b.reshape(b.take(weight, b.reshape(index, (size(flat),)), 0), flat)
         loss = b.mul(loss, weights)
     if valid is not None:
         kept = b.cast(valid, dtype)
@@ -46,7 +46,8 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
     total = b.sum(loss, None)
     if reduction == "sum":
         return total
-    return b.div(total, b.sum(weights, None) if weights is not None else float(np.prod(flat)))
+    places = b.sum(weights, None) if weights is not None else b.cast(b.reshape(b.number(size(flat)), ()), dtype)
+    return b.div(total, places)
 
 
 def nll(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.dims import OpenSize, Size
 from tvmopt.floats import HALVES
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
@@ -28,12 +28,7 @@ def _inner(b: Build, value: Any, inner: tuple[Size, ...], neutral: int = 1) -> t
     extra = len(shape) - len(inner)
     if all(d == 1 for d in shape[: max(extra, 0)]):
         return b.broadcast(b.reshape(value, shape[max(extra, 0) :]), inner), None
-    return _full(b, inner, neutral, dtype_of(value)), value
-
-
-def _full(b: Build, shape: tuple[Size, ...], number: float, dtype: str) -> Any:
-    """The same number everywhere; a constant where the sizes are known."""
-    return b.broadcast(const(number, dtype), shape) if is_open(shape) else const(np.full(shape, number), dtype)
+    return b.full(inner, neutral, dtype_of(value)), value
 
 
 def _applied(b: Build, y: Any, factor: Any, shift: Any) -> Any:
@@ -51,12 +46,12 @@ def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     axes = list(range(axis, len(shape)))
     inner, wide = shape[axis:], b.wide(x)
     gamma, factor = _inner(b, b.wide(scale), inner)
-    none = _full(b, inner, 0, dtype_of(gamma))
+    none = b.full(inner, 0, dtype_of(gamma))
     beta, shift = (none, None) if bias is None else _inner(b, b.wide(bias), inner, 0)
     if factor is not None and shift is None:  # the bias is added behind the factor
         beta, shift = none, beta
     if 0 in shape:  # TVM divides by the number of elements
-        nothing = _full(b, (*shape[:axis], *(1 for _ in axes)), np.nan, dtype_of(wide))
+        nothing = b.full((*shape[:axis], *(1 for _ in axes)), np.nan, dtype_of(wide))
         return (x, nothing, nothing)[: max(1, ctx.num_outputs)]
     y = b.emit(relax.op.nn.layer_norm(wide, gamma, beta, axes=axes, epsilon=epsilon))
     y = b.cast(_applied(b, y, factor, shift), dtype)

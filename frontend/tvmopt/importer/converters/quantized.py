@@ -114,7 +114,7 @@ def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     x = inputs[0]
     if 0 in shape_of(x):  # no kernel finds the largest of no numbers
         scale, zero = const(np.float32(1), "float32"), const(np.uint8(0), "uint8")
-        return const(np.zeros(shape_of(x)), "uint8"), scale, zero
+        return b.zeros(shape_of(x), "uint8"), scale, zero
     safe, zero = step_and_zero(b, _extreme(b, relax.op.max, x), _extreme(b, relax.op.min, x))
     value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
     return value, safe, b.cast(zero, "uint8")

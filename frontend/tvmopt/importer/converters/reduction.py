@@ -60,7 +60,7 @@ def _reduce(name: str) -> Converter:
             axes = []
         if any(shape[a] == 0 for a in axes):
             out = [1 if i in axes else s for i, s in enumerate(shape) if keep or i not in axes]
-            return const(np.full(out, _of_nothing(name, dtype)), dtype)
+            return b.full(out, _of_nothing(name, dtype), dtype)
         return _compute(b, name, x, axes, keep)
 
     return convert
@@ -94,7 +94,8 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
 
     if name == "ReduceMean" and not is_float(dtype):  # C's division, as in onnxruntime: towards zero
         wide, elements = b.cast(x, "uint64" if dtype == "uint64" else "int64"), math.prod(shape_of(x)[a] for a in axes)
-        out = b.emit(relax.op.divide(fold(relax.op.sum, wide), const(elements, dtype_of(wide))))
+        count = b.cast(b.reshape(b.number(elements), ()), dtype_of(wide))
+        out = b.emit(relax.op.divide(fold(relax.op.sum, wide), count))
     elif name in _OPS:
         out = fold(_OPS[name], wide)
     elif name == "ReduceL1":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +75,7 @@ def _pad_constant(b: Build, ctx: Context, x: Any, before: list[int], after: list
         fill = 0 if known is None else np.ravel(known)[0]
         if 0 in shape_of(x):
             shape = [lo + s + hi for lo, s, hi in zip(before, shape_of(x), after, strict=True)]
-            return const(np.full(shape, fill), dtype_of(x))
+            return b.full(shape, fill, dtype_of(x))
         if dtype_of(x) == "bool":
             return b.cast(b.pad(b.cast(x, "int8"), before, after, float(fill)), "bool")
         return b.pad(x, before, after, float(fill))
@@ -156,7 +157,9 @@ def split(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     size = shape_of(x)[axis]
     given = attrs.get("split") if ctx.opset < 13 else ctx.array(inputs[1], "split")
     if given is None:
-        sizes = parts_of(size, attrs.get("num_outputs", ctx.num_outputs))
+        count = attrs.get("num_outputs", ctx.num_outputs)
+        alike = is_open((size,)) and "num_outputs" not in attrs  # which is a condition then
+        sizes = [size // count] * count if alike else parts_of(size, count)
     else:
         sizes = [int(s) for s in given]
     if given is not None and sum(sizes) != size:
@@ -168,7 +171,7 @@ def split(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     parts, start = [], 0
     for part in sizes:
         shape = [part if i == axis else s for i, s in enumerate(shape_of(x))]
-        parts.append(b.slice(x, axis, start, start + part) if part else const(np.zeros(shape), dtype_of(x)))
+        parts.append(b.slice(x, axis, start, start + part) if part else b.zeros(shape, dtype_of(x)))
         start += part
     return tuple(parts)
 
@@ -261,11 +264,11 @@ def hardmax(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     axis = attrs.get("axis", 1 if ctx.opset < 13 else -1) % len(shape)
     x = inputs[0]
     if ctx.opset < 13:
-        x = b.reshape(x, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
+        x = b.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
     best = b.emit(relax.op.argmax(b.wide(x), axis, True))
-    size = shape_of(x)[axis]
-    ramp = const(np.arange(size).reshape([size if i == axis else 1 for i in range(len(shape_of(x)))]), "int64")
+    own = shape_of(x)
+    ramp = b.reshape(b.arange(own[axis]), [d if i == axis else 1 for i, d in enumerate(own)])
     return b.reshape(b.cast(b.equal(ramp, best), dtype), shape)
 
 

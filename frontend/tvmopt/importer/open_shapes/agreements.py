@@ -367,6 +367,18 @@ def _squeezed(n: Node) -> Facts:
             yield "an axis that is removed", x[axis], "==", 1
 
 
+def _split(n: Node) -> Facts:
+    """The parts make the whole; where nothing tells their sizes, and not even their number, they are alike."""
+    x, parts, count = n.shapes[0], n.given(1, "split"), len(n.node.output)
+    if x is None:
+        return
+    size = x[n.attrs.get("axis", 0) % len(x)]
+    if parts is not None:
+        yield "its parts and the axis", sum(parts), "==", size
+    elif "num_outputs" not in n.attrs and is_open((size,)):
+        yield "its parts, which are alike, and the axis", size // count * count, "==", size
+
+
 def _square(n: Node) -> Facts:
     x = n.shapes[0]
     if x is not None:
@@ -457,6 +469,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,
     "SpaceToDepth": _blocks,
+    "Split": _split,
     "Squeeze": _squeezed,
     "SwiGLU": _same_shape,
     "TensorScatter": _tensor_scatter,

@@ -160,10 +160,8 @@ def split(n: Node) -> Shapes | None:
         return None
     axis, count = n.attrs.get("axis", 0) % len(own), len(n.node.output)
     if parts is None:
-        size = own[axis]
-        if isinstance(size, Dim) and size != size // count * count and "num_outputs" not in n.attrs:
-            return None
-        parts = parts_of(size, count)
+        alike = is_open((own[axis],)) and "num_outputs" not in n.attrs  # which is a condition then
+        parts = [own[axis] // count] * count if alike else parts_of(own[axis], count)
     return [tuple(part if i == axis else d for i, d in enumerate(own)) for part in parts]
 
 
