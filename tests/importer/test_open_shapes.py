@@ -591,8 +591,6 @@ def test_symbols_are_one_variable_and_have_bounds():
         (model([node("GRU", ["x", "w", "r"], ["y"], hidden_size=5)], [value("x", ("t", 2, 4), TensorProto.DOUBLE)],
             [value("y", None, TensorProto.DOUBLE)], {"w": np.ones((1, 15, 4)), "r": np.ones((1, 15, 5))}),
             r"(?s)GRU cannot be imported: the size t is open.*bind the size: --shape t:NUMBER|shape=.'t'"),
-        (one("RoiAlign", ("x", "r", "i"), {"r": np.ones((1, 4), "float32"), "i": ints(0)}, (1, "n", 9, 1), opset=16),
-            "RoiAlign cannot be imported: .* some are open"),
         (chained([node("DFT", ["x"], ["y"], axis=1)], inputs=[value("x", (2, "t", 1))]),
             "DFT cannot be imported: the number of points of its transform, t, is open"),
         (one("Det", shape=("n", "t", "t")), "Det cannot be imported: the size of its matrices, t, is open"),

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import tvmopt
-from tvmopt.errors import UnsupportedOp
+from tvmopt.errors import InputError, UnsupportedOp
 
 
 def model_and_feeds(x, rois, opset=16, **attributes):
@@ -54,6 +54,32 @@ def test_regions_are_scaled_before_they_are_moved(mode, coordinates, size):
             "sampling_ratio": ratio, "output_height": 3, "output_width": 2,
         }  # fmt: skip
         np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_pictures_of_open_sizes(mode):
+    value, rng = helper.make_tensor_value_info, np.random.default_rng(0)
+    options = {"mode": mode, "output_height": 3, "output_width": 2, "spatial_scale": 0.5}
+    graph = helper.make_graph(
+        [helper.make_node("RoiAlign", ["x", "r", "b"], ["y"], **options)],
+        "g",
+        [value("x", 1, ["n", 3, "h", "w"]), value("r", 1, ["k", 4]), value("b", TensorProto.INT64, ["k"])],
+        [value("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    compiled = tvmopt.compile(model, verify=False, records=False).model
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for pictures, height, width, count in ((1, 1, 1, 1), (2, 7, 16, 5), (3, 33, 9, 16)):
+        feeds = {
+            "x": rng.standard_normal((pictures, 3, height, width)).astype("float32"),
+            "r": boxes(rng, count, 2 * max(height, width)),
+            "b": rng.integers(0, pictures, count),
+        }
+        np.testing.assert_allclose(compiled.run(feeds)["y"], session.run(None, feeds)[0], rtol=2e-4, atol=2e-5)
+    for wrong in (-1, 3, 1 << 40):
+        feeds["b"][-1] = wrong
+        with pytest.raises(InputError, match="an index is out of range"):
+            compiled.run(feeds)
 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])

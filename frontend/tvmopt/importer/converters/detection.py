@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.dims import is_open
+from tvmopt.dims import Dim, is_open
 from tvmopt.importer.boxes import ANY, SELECT
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import at_least, within
+from tvmopt.importer.converters.indices import at_least, index, within
 from tvmopt.importer.own import DOMAIN
 from tvmopt.operators.select_boxes import select_boxes
 from tvmopt.operators.suppress_boxes import MOST, suppress_boxes
@@ -65,10 +65,13 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     converter moves a region by half a pixel before it scales it; ONNX scales first.
     """
     b = Build(bb, ctx.name)
-    x, rois, batch = inputs[0], inputs[1], within(b, ctx, 2, "the number of a picture", 0, shape_of(inputs[0])[0] - 1)
+    x, rois, pictures = inputs[0], inputs[1], shape_of(inputs[0])[0]
+    if isinstance(pictures, Dim):
+        batch = index(b, ctx, 2, (pictures,), wrap=False)
+    else:
+        batch = within(b, ctx, 2, "the number of a picture", 0, pictures - 1)
     batch = b.cast(batch, "int32")
     ratio, most = attrs.get("sampling_ratio", 0), attrs.get("mode", "avg") == "max"
-    _, channels, height, width = shape_of(x)
     rows, columns = attrs.get("output_height", 1), attrs.get("output_width", 1)
     scale = attrs.get("spatial_scale", 1.0)
     if not np.isfinite(scale):
@@ -78,6 +81,7 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
 
     def sampled(data: Any, regions: Any, owner: Any) -> Any:
         dtype = data.dtype
+        _, channels, height, width = (d if isinstance(d, tirx.Var) else int(d) for d in data.shape)
 
         def number(value: Any) -> Any:
             return tirx.const(value, dtype) if isinstance(value, int | float) else tirx.Cast(dtype, value)
@@ -93,13 +97,12 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             few = te.max(te.min(tirx.ceil(step), number(float(SAMPLES))), number(1.0))
             return begin, step, tirx.Cast("int32", tirx.Select(step > number(0.0), few, number(1.0)))
 
-        def axis(region: Any, column: int, bins: int, place: Any, sample: Any, size: int) -> tuple[Any, ...]:
+        def axis(region: Any, column: int, bins: int, place: Any, sample: Any, size: Any) -> tuple[Any, ...]:
             begin, step, samples = line(region, column, bins)
             at = begin + number(place) * step + (number(sample) + number(0.5)) * step / number(samples)
-            outside = tirx.any(at < number(-1.0), at > number(float(size)))
-            inside = tirx.Select(
-                tirx.all(at > number(0.0), at <= number(float(size))), at, number(0.0)
-            )  # fits an int32
+            size = tirx.Cast("int32", size) if isinstance(size, tirx.Var) else tirx.const(size, "int32")
+            outside = tirx.any(at < number(-1.0), at > number(size))
+            inside = tirx.Select(tirx.all(at > number(0.0), at <= number(size)), at, number(0.0))  # fits an int32
             low = te.min(tirx.Cast("int32", inside), size - 1)
             high = te.min(low + 1, size - 1)
             part = tirx.Select(low >= size - 1, number(0.0), te.max(at, number(0.0)) - number(low))
