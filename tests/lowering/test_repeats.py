@@ -80,3 +80,32 @@ def test_a_function_is_known_by_all_that_it_has_from_around() -> None:
     for unknown in ([1], {"a": 1}, np.float32(1), Machine.load("cpu"), (1, [2])):
         assert repeats.captured(scaled(unknown)) is None
     assert repeats.captured(print) is None
+
+
+def test_layers_share_kernels_whose_loops_are_rewritten() -> None:
+    """TVM's forms of Equal, Where and PRelu are changed after they are made: each layer had kernels of its own."""
+    rng = np.random.default_rng(0)
+    x, nodes, weights, at = rng.standard_normal((5, 16), np.float32), [], {"zero": np.float32(0)}, "x"
+    expected = x
+    for i in range(3):
+        weight, slope = rng.standard_normal((16, 16), np.float32), rng.random(16, np.float32)
+        weight[:, :3] = 0
+        weights |= {f"w{i}": weight, f"s{i}": slope}
+        nodes += [
+            helper.make_node("MatMul", [at, f"w{i}"], [f"p{i}"]),
+            helper.make_node("Equal", [f"p{i}", "zero"], [f"e{i}"]),
+            helper.make_node("Where", [f"e{i}", at, f"p{i}"], [f"c{i}"]),
+            helper.make_node("PRelu", [f"c{i}", f"s{i}"], [f"y{i}"]),
+        ]
+        product = expected @ weight
+        chosen = np.where(product == 0, expected, product)
+        expected, at = np.where(chosen < 0, chosen * slope, chosen), f"y{i}"
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 16])],
+        [helper.make_tensor_value_info(at, TensorProto.FLOAT, [5, 16])],
+        [numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tvmopt.compile(made, threads=1, verify=False, cache=False)
+    assert {kernel.calls for kernel in compiled.report.kernels} == {3}
+    np.testing.assert_allclose(compiled(x), expected, rtol=1e-4, atol=1e-4)

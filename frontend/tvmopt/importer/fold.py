@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from tvmopt.dims import interval, parse
+from tvmopt.dims import interval, is_open, parse
 from tvmopt.errors import ModelError, UnsupportedOp, last_line
 from tvmopt.importer import blocked, contrib, control, fractions, own, places, rules, sequences
 from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
@@ -203,7 +203,8 @@ class Folder(Walk):
             array = fractions.evaluate(node, known, elem_type, self.symbols)
         if array is None:
             return False
-        if any(isinstance(number, fractions.Part) for number in array.ravel()):
+        parts = any(isinstance(number, fractions.Part) for number in array.ravel())
+        if parts or (elem_type == TensorProto.BOOL and is_open(array.ravel())):
             self.set_fraction(node, array, elem_type)
         else:
             self.set_open_value(node, array, elem_type)

@@ -4,6 +4,10 @@ floats - for the folding walk.
     f = Cast(h)    p = Mul(f, 1.5)    w = Floor(p)         w is h + h//2
     f = Cast(h)    p = Div(f, 32)     w = Ceil(p)          w is (h + 31)//32
 
+Whether a call has two equal sizes is on its way to a size, too, where it is cast to a number and multiplied with one:
+
+    t = Equal(n, 0)    f = Cast(t)    p = Mul(f, 7)        p is 7*(1 - min(1, n))
+
 A fraction is no size; what rounds it is. Floats round, too: a product with 0.7, which no float is, becomes one with
 7/10 as far as both have the same whole numbers below and above them.
 """
@@ -266,6 +270,8 @@ def evaluate(node: onnx.NodeProto, args: list[Array], elem_type: int, symbols: S
             found = VALUES[node.op_type](given, attributes(node), symbols)
         elif node.op_type == "Cast" and elem_type in FLOATS | WHOLE - {onnx.TensorProto.BOOL}:
             found = given[0] if elem_type in FLOATS else _each(at.whole, given)
+        elif node.op_type == "Not":
+            found = 1 - given[0]
         elif node.op_type in COMPUTED and elem_type in FLOATS:
             compute = COMPUTED[node.op_type]
             found = _each(lambda *numbers: compute(at, *numbers), given)

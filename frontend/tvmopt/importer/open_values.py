@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from tvmopt.dims import Dim, OpenSize, Size, interval
+from tvmopt.dims import Atom, Dim, OpenSize, Size, interval, least
 from tvmopt.importer.protos import attributes, node_name, normal_domain
-from tvmopt.importer.symbols import Symbols
+from tvmopt.importer.symbols import UNKNOWN, Symbols
 
 Array = npt.NDArray[Any]
 
 LARGEST = 256
 """Elements of a tensor of sizes; shapes have a few."""
 
-BEYOND = 1 << 30
+BEYOND = UNKNOWN
 """An end of a slice from here on means: to the end."""
 
 
@@ -55,6 +55,56 @@ def from_the_end(bound: Size) -> bool:
     [True, True, False, False]
     """
     return bool(interval(bound, {})[1] <= 0) if isinstance(bound, Dim) else bound < 0
+
+
+def behind(bound: Size) -> Size | None:
+    """How many elements a bound of a Slice leaves at the end, where none of them means: to the end, as TensorFlow's
+    exporter cuts off what filled an axis up to whole blocks; None for any other bound.
+
+    >>> from tvmopt.dims import parse
+    >>> rests = parse("h - 2*(h//2)"), parse("h - 4*(h//4)")
+    >>> [behind(BEYOND * (1 - least(rest, 1)) - rest) == rest for rest in rests], behind(-rests[0])
+    ([True, True], None)
+    """
+    if not isinstance(bound, Dim):
+        return None
+    common = math.gcd(*(count for monomial, count in bound.terms.items() if monomial))
+    ways = [(common - 1, (common - 1 - bound) // common)]  # a number that is 0 or 1 says itself whether there are any
+    for (factor, *more), count in ((m, n) for m, n in bound.terms.items() if m):
+        if not more and isinstance(factor, Atom) and factor.op == "min":
+            ways += [(-count, side) for side in (factor.a, factor.b)]
+    fit = (rest for far, rest in ways if far >= BEYOND and bound == far * (1 - least(rest, 1)) - rest)
+    return next(fit, None)
+
+
+def _product_of(a: Size, b: Size) -> Size:
+    """``a * b``; that is `a` where `b` only says whether it is 0.
+
+    >>> from tvmopt.dims import parse
+    >>> rest = parse("h - 4*(h//4)")
+    >>> _product_of(-rest, least(rest, 1)) == -rest
+    True
+    """
+    if isinstance(a, Dim) and isinstance(b, Dim):
+        for size, other in ((a, b), (b, a), (-a, -b), (-b, -a)):
+            if interval(size, {})[0] >= 0 and (any_ := least(size, 1)) in (other, -other):
+                return size if any_ == other else -size
+    return a * b
+
+
+def _equal(symbols: Symbols, a: Size, b: Size) -> Size:
+    """1 where two sizes are equal, else 0; where calls decide it and one of them is never the smaller one, as a size.
+
+    Raises:
+        OpenSize: calls decide it otherwise.
+    """
+    try:
+        return int(symbols.equal(a, b))
+    except OpenSize:
+        low, high = symbols.between(a - b)
+        if low < 0 < high:
+            raise
+        return 1 - symbols.least(a - b if low >= 0 else b - a, 1)
 
 
 def _axes(args: list[Array], attrs: dict[str, Any]) -> list[int] | None:
@@ -171,7 +221,7 @@ VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
     "Identity": lambda args, attrs, symbols: args[0],
     "Add": _by_element(lambda s, a, b: a + b),
     "Sub": _by_element(lambda s, a, b: a - b),
-    "Mul": _by_element(lambda s, a, b: a * b),
+    "Mul": _by_element(lambda s, a, b: _product_of(a, b)),
     "Div": _by_element(lambda s, a, b: _quotient(s, a, b)),
     "Floor": lambda args, attrs, symbols: args[0],
     "Ceil": lambda args, attrs, symbols: args[0],
@@ -179,7 +229,7 @@ VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
     "Neg": _by_element(lambda s, a: -a),
     "Min": _by_element(lambda s, a, *more: a if not more else s.least(a, *more)),
     "Max": _by_element(lambda s, a, *more: a if not more else s.most_of(a, *more)),
-    "Equal": _by_element(lambda s, a, b: int(s.equal(a, b))),
+    "Equal": _by_element(_equal),
     "Less": _by_element(lambda s, a, b: int(s.less(a, b))),
     "Greater": _by_element(lambda s, a, b: int(s.less(b, a))),
     "LessOrEqual": _by_element(lambda s, a, b: int(not s.less(b, a))),

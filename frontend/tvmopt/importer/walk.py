@@ -53,7 +53,8 @@ class Walk(ABC):
         symbols: what is known of the open sizes.
         below: integer tensors all of whose elements are less than a size.
         open_values: small integer tensors whose elements are sizes, some of them open, by name.
-        fractions: small tensors of floats whose elements are sizes or parts of them (`fractions.py`), by name.
+        fractions: small tensors on the way to sizes, by name: floats that are sizes or parts of them, and truth values
+            that calls decide (`fractions.py`).
         problems: nodes that contradict themselves.
         depth: how many branches and bodies the node of now lies in that stay what they are.
         choices: where a rule may go several ways, which to go, in the order of the walk; behind them the first.
@@ -193,7 +194,7 @@ class Walk(ABC):
         self.emit(node)
 
     def set_fraction(self, node: onnx.NodeProto, array: Array, elem_type: int) -> None:
-        """Record the value of a node that computes parts of sizes; the node stays."""
+        """Record the value of a node that computes parts of sizes, or truth values of them; the node stays."""
         self.fractions[node.output[0]] = array
         self.types[node.output[0]] = make_type(elem_type, array.shape)
         self.emit(node)

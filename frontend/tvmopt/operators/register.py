@@ -37,6 +37,9 @@ def legalize_by(name: str, form: Form, instead: bool = False) -> None:
 def rewrite_stock(name: str, rules: Callable[[Any], Sequence[Any]]) -> None:
     """Make TVM's own form of an operator, its loops rewritten, what LegalizeOps puts in place of a call.
 
+    TVM's own loops stay beside them until the pass is over: it finds them again for the next call like this one, and
+    their rewritten form, too, so that both calls share one kernel.
+
     Args:
         rules: `rules(call)`: those of `structural_map`; none of a call whose form stays as it is.
     """
@@ -46,10 +49,10 @@ def rewrite_stock(name: str, rules: Callable[[Any], Sequence[Any]]) -> None:
         made, wanted = stock(bb, call), rules(call)
         if not wanted or not isinstance(made, relax.Call) or made.same_as(call):
             return made
-        gvar = made.args[0]
+        gvar, *rest = made.args
         func = bb.get()[gvar]
-        bb.update_func(gvar, func.with_body(structural_map(func.body, tuple(wanted))))
-        return made
+        shared = bb.add_func(func.with_body(structural_map(func.body, tuple(wanted))), gvar.name_hint)
+        return relax.Call(made.op, [shared, *rest], made.attrs, made.ty_args)
 
     legalize_by(name, form, instead=True)
 

@@ -117,13 +117,11 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     )
     axes = [int(a) % len(own) for a in (given or range(len(starts)))]
     steps = [min(int(s), FARTHEST) for s in (strides or [1] * len(starts))]
-    if steps == [-1] and out == own:
-        return relax.op.flip(x, axes[0])
     b = Build(bb, ctx.name)
-    if steps == [-1] and isinstance(own[axes[0]], Dim) and isinstance(starts[0], int | np.integer) and starts[0] >= 0:
-        return relax.op.flip(b.slice(x, axes[0], 0, out[axes[0]]), axes[0])
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if step < 1:  # from the back to the front: where it begins and ends beyond the axis is for Python to say
+        if step == -1 and isinstance(own[axis], Dim) and not isinstance(start, Dim):
+            x = b.emit(relax.op.flip(b.slice(x, axis, 0, out[axis]), axis))  # all of it, or the first ones
+        elif step < 1:  # from the back to the front: where it begins and ends beyond the axis is for Python to say
             if any(isinstance(size, Dim) for size in (own[axis], start, end)):
                 return ctx.stock(inputs, attrs)
             places = np.arange(own[axis])[slice(int(start), int(end), step)]

@@ -6,7 +6,7 @@ import math
 
 from tvmopt.dims import Dim, Size, is_open, parts_of
 from tvmopt.importer.open_shapes.node import Node, Shapes
-from tvmopt.importer.open_values import BEYOND, from_the_end
+from tvmopt.importer.open_values import BEYOND, behind, from_the_end
 from tvmopt.importer.walk import Walk
 
 
@@ -111,7 +111,8 @@ def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> 
             return place
         return walk.symbols.least(place, size)
 
-    return inside(start), inside(end)
+    rest = behind(end)
+    return inside(start), inside(end) if rest is None else walk.symbols.most_of(size - rest, 0)
 
 
 def flatten(n: Node) -> Shapes | None:
