@@ -10,11 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
+from tvmopt.analysis.oracle.table import OPERATORS
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit, Unsupported
 
@@ -251,6 +253,32 @@ def test_a_small_channel_beside_a_large_one_keeps_its_digits() -> None:
         squares = np.pad(x.reshape(-1) ** 2, size // 2)
         windows = np.lib.stride_tricks.sliding_window_view(squares, size).sum(-1)
         np.testing.assert_allclose(found.reshape(-1), x.reshape(-1) / (windows / size), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "image, block, frame",
+    [
+        ([8, 12], [3, 3], {"pads": [1, 1, 1, 1]}),
+        ([7, 9], [2, 3], {"strides": [2, 1], "dilations": [3, 2], "pads": [0, 1, 2, 3]}),
+        ([9], [4], {"strides": [3]}),  # the last element is in no block
+        ([4, 5, 6], [1, 2, 3], {"strides": [1, 2, 1], "pads": [0, 1, 0, 0, 0, 1]}),
+    ],
+)
+def test_blocks_are_put_into_an_image_without_a_loop_over_its_elements(
+    image: list[int], block: list[int], frame: dict[str, list[int]]
+) -> None:
+    """onnx.reference takes 40 us for each element of a block: four minutes for 256 images of 3x8x12."""
+    assert ("ai.onnx", "Col2Im") in OPERATORS
+    count = len(image)
+    pads = frame.get("pads", [0] * 2 * count)
+    every = zip(image, block, frame.get("strides", [1] * count), frame.get("dilations", [1] * count), strict=True)
+    places = [(n + pads[i] + pads[count + i] - d * (k - 1) - 1) // s + 1 for i, (n, k, s, d) in enumerate(every)]
+    x = np.random.default_rng(0).standard_normal((2, 3 * int(np.prod(block)), int(np.prod(places))))
+    node = helper.make_node("Col2Im", ["x", "image", "block"], ["y"], **frame)
+    sizes = {"image": np.array(image, np.int64), "block": np.array(block, np.int64)}
+    made = model([node], [value("x", x.shape, TensorProto.DOUBLE)], [value("y", None, TensorProto.DOUBLE)], sizes)
+    found, expected = Oracle(made).run({"x": x})["y"], ReferenceEvaluator(made).run(None, {"x": x})[0]
+    np.testing.assert_allclose(found, expected, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("number", [0.0, 2.0])

@@ -81,3 +81,23 @@ def test_the_batch_of_a_state_is_named_1():
 def test_the_height_of_a_picture_is_named_where_its_channels_are_last():
     made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", "a", "b", 3))], [value("y", None)])
     assert [r.opt for r in open_model.read(prepare(made)).ranges.values()] == [1, 224, 224]
+
+
+def test_a_quotient_waits_for_the_sizes_that_it_is_divided_by():
+    """``F.pixel_unshuffle(x, 2)`` by the dynamo exporter, whose -1 is the batch: at 1x1 it would be divided by 0."""
+    made = model(
+        [
+            node("Shape", ["x"], ["h"], start=2, end=3),
+            node("Shape", ["x"], ["w"], start=3, end=4),
+            node("Div", ["h", "two"], ["rows"]),
+            node("Div", ["w", "two"], ["columns"]),
+            node("Concat", ["end", "eight", "rows", "two", "columns", "two"], ["cut"], axis=0),
+            node("Reshape", ["x", "cut"], ["pieces"]),
+            node("Transpose", ["pieces"], ["y"], perm=[0, 1, 3, 5, 2, 4]),
+        ],
+        [value("x", ("batch", 8, "height", "width"))],
+        [value("y", None)],
+        {name: np.array([number]) for name, number in (("two", 2), ("end", -1), ("eight", 8))},
+    )
+    known = open_model.read(prepare(load(made))).ranges
+    assert (known["batch"].min, known["height"].min, known["width"].min) == (1, 2, 2)

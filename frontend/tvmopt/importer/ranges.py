@@ -195,7 +195,8 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
         broken = [c for c in conditions if not holds(c, sizes)]
         if not bad and not broken:
             return sizes
-        if bad and (found := _filled(bad[0], sizes, free)):
+        # Each in turn: a quotient has elements only where what it is divided by has some.
+        if found := next(filter(None, (_filled(d, sizes, free) for d in bad)), {}):
             sizes |= found
             continue
         if bad:

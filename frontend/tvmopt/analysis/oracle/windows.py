@@ -1,4 +1,4 @@
-"""Convolutions and pools: a window that moves over padded axes."""
+"""Convolutions, pools and blocks of images: a window that moves over padded axes."""
 
 from __future__ import annotations
 
@@ -158,15 +158,32 @@ def conv_transpose(call: Call, x: Array, w: Array, bias: Array | None = None) ->
     b = call.operand(w).reshape(groups, c // groups, -1)
     parts = np.matmul(b.swapaxes(1, 2)[None], a).reshape(n, m, *kernel, *sizes)
     size = [max(f, b + o) for f, b, o in zip(full, before, outputs, strict=True)]
-    out = np.zeros((n, m, *size), parts.dtype)
+    inner: Index = (..., *(slice(b, b + o) for b, o in zip(before, outputs, strict=True)))
+    y = _put_together(parts, strides, dilations, size)[inner]
+    return y if bias is None else y + bias.reshape(1, -1, *(1,) * count)
+
+
+def col2im(call: Call, x: Array, image: Array, block: Array) -> Result:
+    """Columns of blocks (N, C * block, places) -> the image (N, C, ...) in which blocks that overlap are added."""
+    kernel, sizes = [int(k) for k in block], [int(n) for n in image]
+    strides, dilations, before, after, places = spans(call, sizes, kernel)
+    size = [b + n + a for b, n, a in zip(before, sizes, after, strict=True)]
+    inner: Index = (..., *(slice(b, b + n) for b, n in zip(before, sizes, strict=True)))
+    parts = x.reshape(len(x), x.shape[1] // prod(kernel), *kernel, *places)
+    return _put_together(parts, strides, dilations, size)[inner]
+
+
+def _put_together(parts: Array, strides: list[int], dilations: list[int], size: list[int]) -> Array:
+    """Sums of windows: parts (N, M, kernel, places) -> (N, M, *size)."""
+    count = len(size)
+    kernel, places = parts.shape[2 : 2 + count], parts.shape[2 + count :]
+    out = np.zeros((*parts.shape[:2], *size), parts.dtype)
     for tap in product(*map(range, kernel)):
-        every = zip(tap, dilations, sizes, strides, strict=True)
+        every = zip(tap, dilations, places, strides, strict=True)
         into: Index = (..., *(slice(t * d, t * d + (k - 1) * s + 1, s) for t, d, k, s in every))
         taken: Index = (slice(None), slice(None), *tap)
         out[into] += parts[taken]
-    inner: Index = (..., *(slice(b, b + o) for b, o in zip(before, outputs, strict=True)))
-    y = out[inner]
-    return y if bias is None else y + bias.reshape(1, -1, *(1,) * count)
+    return out
 
 
 def _transposed_frame(call: Call, sizes: list[int], strides: list[int], full: list[int]) -> tuple[list[int], list[int]]:
@@ -286,6 +303,7 @@ TABLE: dict[str, Operator] = {
     "Conv": conv,
     "ConvInteger": conv_integer,
     "ConvTranspose": conv_transpose,
+    "Col2Im": col2im,
     "MaxPool": max_pool,
     "AveragePool": average_pool,
     "LpPool": lp_pool,
