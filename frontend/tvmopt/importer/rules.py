@@ -195,7 +195,9 @@ def _masked(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     data, at, updates = node.input
     reduction = attributes(node).get("reduction", "none")
     turned, flat = walk.maker(at), walk.maker(updates)
-    picked = walk.maker(turned.input[0]) if turned is not None and turned.op_type == "Transpose" else None
+    if turned is None or turned.op_type != "Transpose" or [*attributes(turned).get("perm", (1, 0))] != [1, 0]:
+        return None
+    picked = walk.maker(turned.input[0])
     spread = walk.maker(flat.input[0]) if flat is not None and flat.op_type == "Reshape" else None
     if picked is None or picked.op_type != "NonZero" or spread is None or spread.op_type != "Expand":
         return None
