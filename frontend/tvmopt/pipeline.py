@@ -380,6 +380,7 @@ def graph_passes(
         P.KeepLastScores(log),  # after KeepCaches, which makes the parameter that says how many
         P.PlaceTokens(log),  # after KeepCaches and KeepLastScores: its parameters are others again
         P.ZeroSubnormals(log),  # after everything that scales weights
+        P.ShareScales(log),  # after everything that knows scales by their number
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),

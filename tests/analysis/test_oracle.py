@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.products import integer_product
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.table import OPERATORS
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
@@ -439,3 +440,18 @@ def test_a_transposed_convolution_uses_all_its_weights(size: int, kernel: int, s
     oracle = Oracle(_model([node], {"x": [1, 2, size]}, w=w.astype(np.float32)))
     found = oracle.run({"x": x.astype(np.float32)})["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 255, 256, 257, 513])
+@pytest.mark.parametrize(
+    "shapes", [((3, "k"), ("k", 5)), (("k",), ("k",)), ((2, 3, "k"), ("k",)), (("k",), (2, "k", 4))]
+)
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16])
+def test_products_of_integers_are_exact(kind: Any, shapes: Any, columns: int) -> None:
+    """Those of bytes are added up in float32, 256 at a time: more would not be exact."""
+    rng, info = np.random.default_rng(0), np.iinfo(kind)
+    a, b = (rng.choice([info.min, info.max], [columns if n == "k" else n for n in s]).astype(kind) for s in shapes)
+    for zero in (info.min, info.max):
+        found = integer_product(a, b, np.array(zero, kind), np.array(zero, kind))
+        wide = [array.astype(np.int64) - int(zero) for array in (a, b)]
+        assert found.dtype == np.float64 and np.array_equal(found, np.matmul(*wide))

@@ -43,6 +43,7 @@ from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.round_activations import RoundActivations
+from tvmopt.passes.share_scales import ShareScales
 from tvmopt.passes.split_matmul import SplitMatmul
 from tvmopt.passes.split_reductions import SplitReductions
 from tvmopt.passes.trim_taps import TrimTaps
@@ -96,6 +97,7 @@ __all__ = [
     "PropagateReshapes",
     "PropagateTransposes",
     "RoundActivations",
+    "ShareScales",
     "SplitMatmul",
     "SplitReductions",
     "TrimTaps",

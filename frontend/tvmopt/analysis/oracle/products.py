@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported, is_real
@@ -31,15 +33,28 @@ def matmul_integer(call: Call, a: Array, b: Array, a_zero: Array | None = None, 
     return integer_product(a, b, a_zero, b_zero).astype(np.int64).astype(np.int32)
 
 
+EXACT = 256
+"""As many products of differences of bytes have a sum below 2^24, which float32 holds exactly."""
+
+
 def integer_product(a: Array, b: Array, a_zero: Array | None, b_zero: Array | None) -> Array:
-    """The product of integers, exactly, as float64; zero points may be one per row of `a` or a column of `b`."""
-    x, y = a.astype(np.float64), b.astype(np.float64)
+    """The product of integers, exactly, as float64; zero points may be one per row of `a` or a column of `b`. That of
+    bytes is added up in float32 as far as it is exact, which takes half the time."""
+    bytes_ = a.dtype.itemsize == b.dtype.itemsize == 1
+    kind: Any = np.float32 if bytes_ else np.float64
+    x, y = a.astype(kind), b.astype(kind)
     if a_zero is not None:
-        z = a_zero.astype(np.float64)
+        z = a_zero.astype(kind)
         x = x - (z[:, None] if z.ndim == 1 and z.size > 1 else z)
     if b_zero is not None:
-        y = y - b_zero.astype(np.float64)
-    return np.asarray(np.matmul(x, y))
+        y = y - b_zero.astype(kind)
+    if not bytes_:
+        return np.asarray(np.matmul(x, y))
+    total = np.asarray(np.matmul(x[..., :EXACT], y[:EXACT] if y.ndim == 1 else y[..., :EXACT, :]), np.float64)
+    for start in range(EXACT, x.shape[-1], EXACT):
+        piece = slice(start, start + EXACT)
+        total = total + np.matmul(x[..., piece], y[piece] if y.ndim == 1 else y[..., piece, :])
+    return total
 
 
 def einsum(call: Call, *inputs: Array) -> Result:
