@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.products import integer_product
 from tvmopt.analysis.oracle.overflow import Undecided
+from tvmopt.analysis.oracle.products import integer_product
 from tvmopt.analysis.oracle.table import OPERATORS
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit, Unsupported
