@@ -55,6 +55,17 @@ def test_a_signal_is_long(name, shape, wanted):
     assert {n: str(r) for n, r in open_model.read(prepare(made)).ranges.items()} == wanted
 
 
+def test_boxes_beside_pictures_are_many():
+    """They were 16 at the most where batch, height and width of the pictures took the memory."""
+    made = model(
+        [node("Relu", ["x"], ["y"]), node("Mul", ["boxes", "half"], ["z"])],
+        [value("x", ("batch", 3, "height", "width")), value("boxes", ("count", 4))],
+        [value("y", None), value("z", None)], {"half": np.float32(0.5)},
+    )  # fmt: skip
+    found = {name: str(known) for name, known in open_model.read(prepare(made)).ranges.items()}
+    assert found["count"] == "1..4096@1" and found["batch"] == "1..16@1"
+
+
 def test_other_sizes_grow_first():
     found = ranges(("batch", "seq", 768), 3072)
     assert found["seq"] == "1..4096@128" and found["batch"].startswith("1..16")

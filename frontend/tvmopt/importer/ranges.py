@@ -4,7 +4,8 @@ smallest   the least size at which no tensor is empty and the model's conditions
 largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs, 2^20 for a signal
            (the last axis of an input of two that is called "audio" or the like: a minute of speech), 4096 for others;
            sizes are doubled in turn as long as the tensors that live at once take 1 GB at most, lengths and pictures
-           to four times their named size before a batch; then the first axes up to 4096, as long as they take 256 MB
+           to four times their named size before a batch; then the first axes up to 4096, as long as all takes 256 MB,
+           or they take next to nothing: boxes beside pictures
 named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 16,000 for a signal (a
            second of speech), 128 for a length, which a first axis may be called, too. The second of a recurrence's
            state [layers, batch, hidden] is the first of others
@@ -34,6 +35,9 @@ BUDGET = 1 << 30
 
 ROWS_BUDGET = 1 << 28
 """The same up to which the first axes of inputs grow beyond :data:`FIRST`."""
+
+LITTLE = 1 << 22
+"""Bytes that a first axis may grow by each time it is doubled, whatever the others take."""
 
 FIRST, OTHER, PIECE = 16, 4096, 512
 """The largest sizes of the first axes of inputs while others grow, of other axes, and of the tokens that a decoder
@@ -107,7 +111,10 @@ def _many(walk: Walk, memory: _Memory, largest: dict[str, int], name: str) -> in
     they may as well be frames or windows of one recording as samples of a batch."""
     cap = walk.symbols.most.get(name, (OTHER, ""))[0]
     size = largest[name]
-    while 0 < size < cap and memory.peak(largest | {name: min(2 * size, cap)}) <= ROWS_BUDGET:
+    while 0 < size < cap:
+        needed = memory.peak(largest | {name: min(2 * size, cap)})
+        if needed > ROWS_BUDGET and needed - memory.peak(largest) > LITTLE:
+            break
         grown = _grown(walk, memory, largest, name, min(2 * size, cap))
         if grown <= size:
             break
