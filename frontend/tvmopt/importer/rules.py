@@ -6,12 +6,11 @@ where it does not apply.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 
-from tvmopt.dims import OpenSize, Size
+from tvmopt.dims import OpenSize
+from tvmopt.importer import masked
 from tvmopt.importer.open_values import shape_value
 from tvmopt.importer.protos import attributes, count, node_name
 from tvmopt.importer.walk import Nodes, Rule, Walk
@@ -183,56 +182,6 @@ def _all_places(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     return nodes
 
 
-def _masked(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """ScatterND of one value to wherever a mask is true, as PyTorch's exporters write ``y[mask] = value``: a choice.
-
-        at = Transpose(NonZero(mask))
-        updates = Reshape(Expand(value, [number of true elements, ...]), [-1])
-        y = ScatterND(x, at, updates)                        ->   y = Where(mask, value, x)
-
-    Applies where `value` is one element, or the mask is the same along all axes that `value` has.
-    """
-    data, at, updates = node.input
-    reduction = attributes(node).get("reduction", "none")
-    turned, flat = walk.maker(at), walk.maker(updates)
-    if turned is None or turned.op_type != "Transpose" or [*attributes(turned).get("perm", (1, 0))] != [1, 0]:
-        return None
-    picked = walk.maker(turned.input[0])
-    spread = walk.maker(flat.input[0]) if flat is not None and flat.op_type == "Reshape" else None
-    if picked is None or picked.op_type != "NonZero" or spread is None or spread.op_type != "Expand":
-        return None
-    mask, value = picked.input[0], spread.input[0]
-    kind, shape, own = walk.types.get(mask), walk.open_shape(data), walk.open_shape(value)
-    if kind is None or kind.tensor_type.elem_type != onnx.TensorProto.BOOL or reduction not in ("none", "add"):
-        return None
-    if not shape or own is None or walk.open_shape(mask) != shape:
-        return None
-    own = own[next((i for i, n in enumerate(own) if n != 1), len(own)) :]
-    if own and not (_fits(own, shape[-len(own) :]) and _is_same_along(walk, mask, len(own))):
-        return None
-    if reduction == "none":
-        return [onnx.helper.make_node("Where", [mask, value, data], [node.output[0]], name=node_name(node))]
-    more = walk.fresh(f"{node_name(node)}/sum")
-    return [
-        onnx.helper.make_node("Add", [data, value], [more], name=more),
-        onnx.helper.make_node("Where", [mask, more, data], [node.output[0]], name=node_name(node)),
-    ]
-
-
-def _fits(own: Sequence[Size], shape: Sequence[Size]) -> bool:
-    """Whether what has one shape can be spread to another of as many axes."""
-    return len(own) == len(shape) and all(n in (1, m) for n, m in zip(own, shape, strict=True))
-
-
-def _is_same_along(walk: Walk, mask: str, count: int) -> bool:
-    """Whether a mask is repeated along its last `count` axes."""
-    maker = walk.maker(mask)
-    if maker is None or maker.op_type != "Expand":
-        return False
-    before = walk.open_shape(maker.input[0])
-    return before is not None and len(before) >= count and all(n == 1 for n in before[-count:])
-
-
 def _optional(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """An Optional that has an element is that, for who looks into it; an empty one stays what it is."""
     outputs = {v.name for v in walk.model.graph.output}
@@ -268,7 +217,7 @@ HANDLERS: dict[tuple[str, str], Rule] = {
     ("", "Size"): _size,
     ("", "Concat"): _concat,
     ("", "NonZero"): _all_places,
-    ("", "ScatterND"): _masked,
+    ("", "ScatterND"): masked.assigned,
     ("", "Optional"): _optional,
     ("", "OptionalHasElement"): _has_element,
     ("", "OptionalGetElement"): _element,
