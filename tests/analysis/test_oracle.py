@@ -19,7 +19,7 @@ from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.products import integer_product
 from tvmopt.analysis.oracle.table import OPERATORS
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit, Unsupported
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit, Unsupported, limit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
@@ -455,3 +455,26 @@ def test_products_of_integers_are_exact(kind: Any, shapes: Any, columns: int) ->
         found = integer_product(a, b, np.array(zero, kind), np.array(zero, kind))
         wide = [array.astype(np.int64) - int(zero) for array in (a, b)]
         assert found.dtype == np.float64 and np.array_equal(found, np.matmul(*wide))
+
+
+@pytest.mark.parametrize("exponent", [3, 4, 5, 6])
+def test_powers_of_real_numbers_by_products(exponent: int) -> None:
+    x = np.array([0.0, -0.0, 1, -1, 1.5, -2.25, 1e200, -1e200, 1e-50, np.inf, -np.inf, np.nan, 7.3e5])
+    made = model([helper.make_node("Pow", ["x", "e"], ["y"])], [value("x", x.shape, TensorProto.DOUBLE)],
+                 [value("y", x.shape, TensorProto.DOUBLE)], {"e": np.array(float(exponent))})  # fmt: skip
+    found = Oracle(made).run({"x": x})["y"]
+    with np.errstate(all="ignore"):
+        expected = np.power(x, float(exponent))
+    np.testing.assert_allclose(found, expected, rtol=2e-15)
+    assert np.array_equal(np.signbit(found), np.signbit(expected))
+
+
+def test_a_type_has_no_number_above_its_largest_one() -> None:
+    """What is infinite or no number stays beside those that become infinite, and where none does."""
+    largest = float(np.finfo(np.float32).max)
+    for given, expected in (
+        ([np.inf, 1, np.nan, -np.inf], [np.inf, 1, np.nan, -np.inf]),
+        ([np.inf, 1e39, np.nan, -1e39], [np.inf, np.inf, np.nan, -np.inf]),
+        ([1e300, -1, largest * (1 + 1e-9)], [np.inf, -1, largest]),
+    ):
+        np.testing.assert_array_equal(limit(np.array(given), np.dtype(np.float32)), expected)

@@ -120,8 +120,18 @@ def _mod(call: Call, a: Array, b: Array) -> Result:
     return np.fmod(a, b) if call.get("fmod", 0) else np.mod(a, b)
 
 
+MULTIPLIED = (3, 4, 5, 6)
+"""Exponents by which NumPy takes fifty times as long as a few products do, which round a little differently."""
+
+
 def _pow(call: Call, a: Array, b: Array) -> Result:
     if is_real(a.dtype):
+        if b.size == 1 and b.ndim <= a.ndim and b.item() in MULTIPLIED:
+            count, squared = int(b.item()), a * a
+            product = squared * a if count % 2 else squared
+            for _ in range(count // 2 - 1):
+                product = product * squared
+            return product
         return np.power(a, b.astype(a.dtype))
     if is_real(b.dtype):
         return np.power(a.astype(b.dtype), b).astype(a.dtype)

@@ -170,6 +170,9 @@ def limit(array: Array, kind: np.dtype[Any]) -> Array:
     largest = max(float(np.fmax.reduce(array, axis=None)), -float(np.fmin.reduce(array, axis=None)))
     if largest <= top:
         return array
-    finite = np.isfinite(array)
-    over = finite & (np.abs(array) > top * (1 + 2.0 ** -(ml_dtypes.finfo(kind).nmant + 2)))
+    size = np.abs(array)
+    finite = size < np.inf
+    if not ((size > top) & finite).any():  # what is infinite already stays
+        return array
+    over = finite & (size > top * (1 + 2.0 ** -(ml_dtypes.finfo(kind).nmant + 2)))
     return np.where(over, np.copysign(np.inf, array), np.where(finite, np.clip(array, -top, top), array))
