@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmopt.passes.graph import op_name, shape
+from tvmopt.passes.graph import Constant, numbers, op_name, shape
 from tvmopt.report import DecisionLog
 
 
@@ -39,6 +39,12 @@ def ops(mod: tvm.IRModule) -> Counter[str]:
     """How often `main` calls each operator, written without ``relax.``."""
     found = (op_name(b.value) for block in mod["main"].body.blocks for b in block.bindings)
     return Counter(name for name in found if name)
+
+
+def constants(mod: tvm.IRModule) -> list[np.ndarray[Any, Any]]:
+    """The numbers of all constants that operators of `main` have."""
+    args = [a for b in mod["main"].body.blocks[0].bindings for a in getattr(b.value, "args", ())]
+    return [numbers(a.value) for a in args if isinstance(a, Constant)]
 
 
 def names(mod: tvm.IRModule) -> list[str]:

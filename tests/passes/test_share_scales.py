@@ -11,9 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 import tvmopt
-from tests.passes.helpers import build, check_rewrite, rand
+from tests.passes.helpers import build, check_rewrite, constants, rand
 from tvmopt.passes import ShareScales
-from tvmopt.passes.graph import Constant, numbers
 from tvmopt.targets import Machine
 
 R = relax.op
@@ -37,8 +36,7 @@ def scaled(*turned: bool) -> Callable[..., Any]:
 def test_a_number_that_scales_a_scale_is_a_tensor(tensor, scale, turned) -> None:
     made = build({"x": tensor, "s": scale}, scaled(*turned))
     left = check_rewrite(ShareScales, made, {"multiply": 2})
-    arguments = [a for b in left["main"].body.blocks[0].bindings for a in getattr(b.value, "args", ())]
-    assert [numbers(a.value).shape for a in arguments if isinstance(a, Constant)] == [(1,)]
+    assert [number.shape for number in constants(left)] == [(1,)]
 
 
 def test_what_stays() -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.passes.helpers import build, check_rewrite, rand
+from tests.passes.helpers import build, check_rewrite, constants, rand
 from tvmopt.passes import ZeroSubnormals
-from tvmopt.passes.graph import Constant, numbers
 from tvmopt.passes.zero_subnormals import LEAST, subnormal
 from tvmopt.report import DecisionLog
 
@@ -23,12 +22,6 @@ def decayed(*dims: int) -> np.ndarray[Any, Any]:
     weight = rand(*dims)
     weight.reshape(-1)[::3] *= np.float32(1e-39)
     return weight
-
-
-def constants(mod: Any) -> list[np.ndarray[Any, Any]]:
-    """The numbers of all constants that operators of `main` have."""
-    args = [a for b in mod["main"].body.blocks[0].bindings for a in getattr(b.value, "args", ())]
-    return [numbers(a.value) for a in args if isinstance(a, Constant)]
 
 
 def test_products_and_convolutions_lose_them_and_keep_their_numbers() -> None:

@@ -48,13 +48,11 @@ def integer_product(a: Array, b: Array, a_zero: Array | None, b_zero: Array | No
         x = x - (z[:, None] if z.ndim == 1 and z.size > 1 else z)
     if b_zero is not None:
         y = y - b_zero.astype(kind)
-    if not bytes_:
-        return np.asarray(np.matmul(x, y))
-    total = np.asarray(np.matmul(x[..., :EXACT], y[:EXACT] if y.ndim == 1 else y[..., :EXACT, :]), np.float64)
-    for start in range(EXACT, x.shape[-1], EXACT):
-        piece = slice(start, start + EXACT)
-        total = total + np.matmul(x[..., piece], y[piece] if y.ndim == 1 else y[..., piece, :])
-    return total
+    columns = max(1, x.shape[-1])
+    step = EXACT if bytes_ else columns
+    pieces = (slice(start, start + step) for start in range(0, columns, step))
+    parts = (np.matmul(x[..., piece], y[piece] if y.ndim == 1 else y[..., piece, :]) for piece in pieces)
+    return np.asarray(sum(parts, np.float64(0)))
 
 
 def einsum(call: Call, *inputs: Array) -> Result:
