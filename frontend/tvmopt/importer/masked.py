@@ -18,14 +18,13 @@ from collections.abc import Sequence
 import onnx
 
 from tvmopt.dims import Size
-from tvmopt.importer.protos import attributes, node_name
+from tvmopt.importer.protos import attributes, node_name, words
 from tvmopt.importer.walk import Nodes, Walk
 
-BY_ELEMENT = {
-    "Abs", "Add", "Ceil", "Cos", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sin",
-    "Softplus", "Sqrt", "Sub", "Tanh",
-}  # fmt: skip
+BY_ELEMENT = words(
+    """Abs Add Ceil Cos Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow
+    Reciprocal Relu Round Sigmoid Sin Softplus Sqrt Sub Tanh"""
+)
 """Operators of floats each of whose results depends on one element of each input, and on its constants."""
 
 REAL = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
