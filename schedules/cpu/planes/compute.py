@@ -115,9 +115,11 @@ def planes_te(data: te.Tensor, weight: te.Tensor, plan: Plan) -> te.Tensor:
 
 def _marks(plan: Plan) -> dict[str, int]:
     """What the schedule needs and the blocks do not say."""
+    first, last = plan.conv.reach(1)
     return {
         "tvmopt.groups": plan.conv.groups, "tvmopt.rows": plan.rows, "tvmopt.columns": plan.columns,
         "tvmopt.tile": plan.nv * plan.lanes, "tvmopt.pitch": plan.pitch,
+        "tvmopt.phases": min(len(plan.conv.phases(1)), plan.conv.kernel[1]), "tvmopt.reach": last - first,
     }  # fmt: skip
 
 

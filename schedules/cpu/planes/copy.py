@@ -23,7 +23,7 @@ FIRST, LAST, VECTOR = "tvmopt.row_first", "tvmopt.row_last", "tvmopt.row_vector"
 """Annotations of the loop: where the middle piece begins and ends; the numbers of a vector, 0: a plain loop."""
 
 
-def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def cut(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the loops that carry :data:`LAST` in three pieces."""
     if not asks(func, LAST):
         return func

@@ -10,6 +10,7 @@ order      in a task: for a block of mr output channels: for a tile of pixels; t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import tirx
@@ -17,6 +18,7 @@ from tvm import tirx
 from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.stream_stores import STREAM, streamed
 from tvmopt.schedules.cpu._loops import vectorize_columns
+from tvmopt.schedules.cpu.planes.ahead import AHEAD, PHASES, SPAN
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import panels_of_task, product_worth_threads
@@ -24,6 +26,12 @@ from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
+HIDDEN = 60
+"""Cycles between a fetch and its use. A pointwise layer of 96 to 24 channels, whose copy is a quarter of L2, takes 0.91
+of its time with 60, 1.09 with 120 and 1.24 with 250; layers of more taps the same with each."""
+SHORT, NEAR = 4, 16
+"""Vectors of a tile up to which rows are fetched, where the copy is more than so small a part of L2: the processor goes
+along longer runs by itself (tiles of 2 by 8: 1.15 of the time), and products wait for nothing where L1 is near."""
 UNROLLED = 320
 """Products of a step up to which the taps of a row are written out."""
 
@@ -32,7 +40,8 @@ UNROLLED = 320
 class PlanesProblem:
     """n pictures of `o` channels of oh x ow; tasks of rows x columns; panels of `mr` channels in each of the groups;
     `tile` pixels in registers, of `high` strips; pitch: from row to row of a task's pixels; k: channels and taps of a
-    sum; streamed: whether the result goes past the caches."""
+    sum; streamed: whether the result goes past the caches; copied: bytes of a task's copy; phases: of columns;
+    reach: columns of a plane from the first tap to the last."""
 
     n: int
     o: int
@@ -50,7 +59,12 @@ class PlanesProblem:
     lanes: int
     cores: int
     threads: bool
-    streamed: bool = False
+    streamed: bool
+    copied: int
+    phases: int
+    reach: int
+    fma_ports: int
+    l2: int
 
     @property
     def tasks(self) -> int:
@@ -65,26 +79,41 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> PlanesProblem | None:
         return None
     n, _, _, panels, mr, _, high, _, c, ky, kx = extents(block)
     _, o, oh, ow = extents(out)
-    rows, columns, groups, tile, pitch = (
-        int(block.annotations[f"tvmopt.{name}"]) for name in ("rows", "columns", "groups", "tile", "pitch")
+    rows, columns, groups, tile, pitch, phases, reach = (
+        int(block.annotations[f"tvmopt.{name}"])
+        for name in ("rows", "columns", "groups", "tile", "pitch", "phases", "reach")
     )
+    copied = 4 * c * prod(extents(annotated(func, "rows_copy"))[4:])
     threads = product_worth_threads(2.0 * n * o * oh * ow * c * ky * kx, machine)
     return PlanesProblem(
         n, o, oh, ow, rows, columns, groups, panels // groups, mr, tile, high, pitch, (c, ky, kx), machine.lanes(),
         machine.cores, threads, columns % machine.lanes() == 0 and streamed(n * o * oh * ow, ow, machine),
+        copied, phases, reach, machine.fma_ports, machine.l2,
     )  # fmt: skip
 
 
 def knobs(problem: PlanesProblem, machine: Machine) -> Space:
-    """`panels`: blocks of output channels of a task; `unroll`: whether the taps of a row are written out."""
+    """`panels`: blocks of output channels of a task; `unroll`: whether the taps of a row are written out; `ahead`: how
+    many channels ahead rows are fetched."""
     most = panels_of_task(problem.tasks, problem.panels, problem.cores if problem.threads else 1)
     written = int(problem.high > 1 or problem.k[2] * problem.mr * problem.tile // problem.lanes <= UNROLLED)
+    ahead = channels_ahead(problem)
     return Space(
         {
             "panels": (most, *(d for d in divisors(problem.panels) if d != most)),
             "unroll": (written, 1 - written),
+            "ahead": (ahead, *(n for n in (0, 1, 2, 4, 8) if n != ahead and n < problem.k[0])),
         }
     )
+
+
+def channels_ahead(problem: PlanesProblem) -> int:
+    """How many channels ahead a tile fetches its rows; 0: none."""
+    channels, *taps = problem.k
+    vectors = problem.tile // problem.lanes
+    wanted = max(1, round(HIDDEN * problem.fma_ports / (prod(taps) * problem.mr * vectors)))
+    far = problem.high == 1 and vectors <= SHORT and problem.copied > problem.l2 // NEAR
+    return wanted if far and wanted < channels else 0
 
 
 def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None:
@@ -116,6 +145,9 @@ def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None
     sch.unroll(columns)
     sch.unroll(high)
     vectorize_columns(sch, lane, problem.lanes)
+    if knobs["ahead"]:
+        for name, value in ((AHEAD, knobs["ahead"]), (SPAN, problem.tile + problem.reach), (PHASES, problem.phases)):
+            sch.annotate(c, name, value)
     if problem.threads:
         sch.parallel(task)
     sch.decompose_reduction(main, c)
@@ -129,7 +161,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None
 
 
 def _copy(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV) -> None:
-    """The copy of a task's planes, row by row: :func:`tvmopt.schedules.cpu.planes.copy.finish` cuts the row's loop."""
+    """The copy of a task's planes, row by row: :func:`tvmopt.schedules.cpu.planes.copy.cut` cuts the row's loop."""
     rows = sch.get_sblock("rows")
     sch.compute_at(rows, task, preserve_unit_loops=True)
     notes = sch.get(rows).annotations
