@@ -91,7 +91,9 @@ def test_several_loops_over_a_vector():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
-@pytest.mark.parametrize("shape", [(197, 100), (1, 19709), (2053, 7), (3, 4099), (1, 1367)])
+@pytest.mark.parametrize(
+    "shape", [(197, 100), (1, 19709), (2053, 7), (3, 4099), (1, 1367), (197, 7, 30), (65, 9, 31, 8)]
+)
 def test_pieces_that_do_not_divide_a_length(shape, cores):
     """A condition stood before each number: the cosine of 197 x 100 took 58 us on a Zen 4, and 11 without."""
     x = np.random.default_rng(cores).standard_normal(shape).astype("float32")

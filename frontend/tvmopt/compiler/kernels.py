@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvmopt import lowering, pipeline
+from tvmopt import lowering, operators, pipeline, scheduling
 from tvmopt.cache import Kernels
 from tvmopt.lowering.half_helpers import renamed, uses_half, without_helpers
 from tvmopt.lowering.masked_stores import overruns, stores_integers
@@ -177,9 +177,11 @@ def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
 
 
 def late() -> list[Path]:
-    """Sources of ours that may decide what becomes of loops from here on: passes, and what TVM's last step asks for
-    intrinsics. All of `lowering` is among them: which of its files run late has changed before."""
-    return [Path(str(pipeline.__file__)), Path(str(stages.__file__)), *sorted(Path(lowering.__path__[0]).rglob("*.py"))]
+    """Sources of ours that may decide what becomes of loops from here on: passes, what they take from the rooms beside
+    theirs, and what TVM's last step asks for intrinsics. All of a room is among them: which of its files run late has
+    changed before."""
+    rooms = (path for package in (lowering, operators, scheduling) for path in Path(package.__path__[0]).rglob("*.py"))
+    return [Path(str(pipeline.__file__)), Path(str(stages.__file__)), *sorted(rooms)]
 
 
 @cache

@@ -81,15 +81,30 @@ def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
     >>> i = tirx.Var("i", "int32")
     >>> whole([i // 7 + 2, i % 7], [tirx.const(5), tirx.const(7)])
     [2, i]
+    >>> whole([i // 35, i % 35 // 7, i % 7], [tirx.const(2), tirx.const(5), tirx.const(7)])
+    [0, 0, i]
     """
     found, split = list(indices), False
     for k in range(1, len(found)):
-        low = found[k]
-        if isinstance(low, tirx.FloorMod) and isinstance(low.b, tirx.IntImm) and structural_equal(low.b, shape[k]):
-            high = without(found[k - 1], tirx.FloorDiv(low.a, low.b))
-            if high is not None:
-                found[k - 1 : k + 1], split = [high, low.a], True
+        parts = _parts(found[k], shape[k])
+        high = without(found[k - 1], parts[0]) if parts is not None else None
+        if parts is not None and high is not None:
+            found[k - 1 : k + 1], split = [high, parts[1]], True
     return found if split else None
+
+
+def _parts(low: Any, size: Any) -> tuple[Any, Any] | None:
+    """The quotient that belongs in the axis before the one that has the remainder `low`, and the number of which both
+    are made; None where it is no remainder by the axis's size: `a % 7`, or `a % 35 // 7` of an axis of 5."""
+    if not isinstance(size, tirx.IntImm):
+        return None
+    if isinstance(low, tirx.FloorMod) and structural_equal(low.b, size):
+        return tirx.FloorDiv(low.a, low.b), low.a
+    if isinstance(low, tirx.FloorDiv) and isinstance(low.a, tirx.FloorMod):
+        by, period = low.b, low.a.b
+        if isinstance(by, tirx.IntImm) and isinstance(period, tirx.IntImm) and int(period) == int(by) * int(size) > 0:
+            return tirx.FloorDiv(low.a.a, period), tirx.FloorDiv(low.a.a, by)
+    return None
 
 
 def without(total: Any, term: Any) -> Any | None:
