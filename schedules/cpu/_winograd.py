@@ -19,6 +19,9 @@ FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
 TRANSFORM = {1: 0.0, 4: 4.0, 5: 6.0, 6: 8.0, 7: 10.0, 8: 12.0}
 """Vector operations an element of V or M in the transform along one axis, by the size of the tile."""
+FAR = 4.0
+"""How often V goes through L3 where L2 does not hold that of a row of tiles: it is fetched, written and read in rows of
+one place, each far from the one before. 384 to 24 channels of 2x320 by 3x3 took 1030 us so, 834 directly (Xeon)."""
 AT_ONCE = 8
 """Tiles of which a signal has a multiple: register tiles are as high."""
 GATHER = 4.0
@@ -171,6 +174,7 @@ def winograd_cycles(form: Form, rows: int, cols: int, in_c: int, out_c: int, bat
     Products    places * C * O / lanes FMAs a tile and part (tiles may hang over the edge) in register tiles as high as
                 the image has tiles, which few tiles leave bound by FMA latency.
     Transforms  some vector operations an element of V and of M, one of each for a place, tile and channel.
+    V           comes from L3 where L2 does not hold that of one row of tiles, the least of a task: :data:`FAR`.
     Weights     places * C * O * 4 bytes a part, once: :func:`stream_cycles`. Cores share memory, not the arithmetic.
     Cores       share rows of tiles, and beyond these the panels of channels, for which each transforms anew.
 
@@ -185,5 +189,10 @@ def winograd_cycles(form: Form, rows: int, cols: int, in_c: int, out_c: int, bat
     transforms = each * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
     pieces = batch * rows
     shares = min(machine.cores, pieces), min(machine.cores, pieces * -(-out_c // (2 * lanes)))
-    arithmetic, stream = transforms / shares[0] + gemm / shares[1], stream_cycles(products * in_c * out_c * 4, machine)
+    made = places * cols * in_c * 4  # V of a task, which has a row of tiles at least
+    far = FAR * made * pieces / machine.l3_rate / shares[0] if made > 0.75 * machine.l2 else 0.0
+    arithmetic, stream = (
+        transforms / shares[0] + gemm / shares[1] + far,
+        stream_cycles(products * in_c * out_c * 4, machine),
+    )
     return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))

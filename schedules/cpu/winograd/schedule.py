@@ -28,10 +28,14 @@ from tvmopt.lowering.overlap import LAST, OVERLAP
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
 from tvmopt.schedules.cpu._winograd import FORM
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, row_vector
+from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, row_vector, step_cycles
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
+
+UNEVEN = 1.25
+"""Of the latency of a product, what a step takes whose accumulators just fill it: they are not ready in turn. A signal
+of 192 to 32 channels takes 1980 us in tiles of 4 by 2 vectors and 1690 in tiles of 8 by 2 (Xeon)."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,8 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
 
 def knobs(problem: WinogradProblem, machine: Machine) -> Space:
     """`tile_rows`, `panel_chunk`: what one task computes; `mr` columns by `rr` rows of tiles: the register tile."""
-    rows, chunk = choose_task(problem)
-    mr = choose_pixels(problem.cols, problem.nr, machine)
-    nv = max(1, problem.nr // machine.lanes())
-    rr = max(d for d in divisors(rows) if d == 1 or (mr == problem.cols and fits(d * mr, nv, machine)))
+    rows, chunk = choose_task(problem, machine)
+    rr, mr = register_tile(problem, rows, machine)
     return Space(
         {
             "tile_rows": (rows, *(d for d in divisors(problem.rows) if d != rows)),
@@ -117,6 +119,12 @@ def knobs(problem: WinogradProblem, machine: Machine) -> Space:
             "rr": (rr, *(d for d in (1, 2, 4) if d != rr)),
         }
     )
+
+
+def register_tile(problem: WinogradProblem, rows: int, machine: Machine) -> tuple[int, int]:
+    """Rows and columns of tiles in registers, of a task of so many rows."""
+    mr, nv = choose_pixels(problem.cols, problem.nr, machine), max(1, problem.nr // machine.lanes())
+    return max(d for d in divisors(rows) if d == 1 or (mr == problem.cols and fits(d * mr, nv, machine))), mr
 
 
 def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
@@ -147,17 +155,21 @@ def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
     )
 
 
-def choose_task(problem: WinogradProblem) -> tuple[int, int]:
+def choose_task(problem: WinogradProblem, machine: Machine) -> tuple[int, int]:
     """(tile rows, panels) of a task: even over the cores, V within half of L2, U read as rarely as possible.
 
     The products and the reading of U add up: a block of U, C*nr*4 bytes, serves too few rows of tiles to hide the next
     one's way from L3. So cores share the panels rather than the rows, and transform the same tiles twice (28x28x128:
     0.60 of the time; whole models 0.94 and 0.98). Where L2 does not hold V beside the picture with its border, V comes
-    from L3 (56x56x256 on two cores of a Zen 4 in rows rather than in panels: 0.80; VGG-19 0.94).
+    from L3 (56x56x256 on two cores of a Zen 4 in rows rather than in panels: 0.80; VGG-19 0.94). Where tiles have one
+    column, the rows of a task decide how many are in registers: 94 of a signal's 752 would have two.
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
+    nv = max(1, problem.nr // machine.lanes())
     for rows in divisors(problem.rows):
-        tiles = rows * problem.cols
+        tiles, height = rows * problem.cols, prod(register_tile(problem, rows, machine))
+        step = max(step_cycles(height, nv, machine), UNEVEN * machine.fma_latency)
+        waits = step * machine.fma_ports / (height * nv)
         for panels in divisors(problem.panels):
             tasks = problem.pictures * (problem.rows // rows) * (problem.panels // panels)
             idle = -(-tasks // problem.cores) * problem.cores / tasks
@@ -168,7 +180,7 @@ def choose_task(problem: WinogradProblem) -> tuple[int, int]:
             border = (rows * problem.high + 2) * (problem.cols * problem.wide + 2) * problem.c * 4 * problem.padded
             spill = 1.0 + (0.15 if made > 0.75 * problem.l2 else 0.0)
             far = 2 * made / problem.l3_rate if made + border > 0.75 * problem.l2 else 0.0
-            cost = idle * tasks * (gemm * spill + stream + transform + far)
+            cost = idle * tasks * (gemm * waits * spill + stream + transform + far)
             if best is None or (cost, tasks) < best[0]:
                 best = ((cost, tasks), (rows, panels))
     assert best is not None
