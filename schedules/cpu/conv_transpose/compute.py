@@ -40,13 +40,17 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.overlap import vector_for
+from tvmopt.lowering.prefetch import LINE, prefetch, with_prefetch
 from tvmopt.lowering.repeats import packed_once
 from tvmopt.schedules.cpu.conv_transpose.plan import Axis, Plan, Transposed, best_plan
+from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
 Statement = Any
+AHEAD = "tvmopt.transpose_ahead"
+"""The annotation of products that fetch rows ahead."""
 STRIDE = 4
 """Phases of an axis at most."""
 
@@ -56,14 +60,15 @@ def conv2d_transpose(bb: relax.BlockBuilder, call: relax.Call, machine: Machine)
     found = transposed_of(call)
     if isinstance(found, Declined):
         return found
-    value, plan = constant(bb, call.args[1]), best_plan(found, found.used(machine))
+    used = found.used(machine)
+    value, plan = constant(bb, call.args[1]), best_plan(found, used)
     if value is None or not np.isfinite(value).all():
         return Declined("a weight that is no constant, or not finite: its products with the border are not zero")
     if plan is None:
         return Declined("more taps of one phase than are written out")
     result = relax.TensorType(list(static_shape(call) or ()), "float32")
     weight = packed_once(value, ("transposed", plan), lambda: relax.const(pack(value, plan), "float32"))
-    return relax.call_tir(bb.add_func(kernel(plan), "conv_transpose"), [call.args[0], weight], result)
+    return relax.call_tir(bb.add_func(kernel(plan, used), "conv_transpose"), [call.args[0], weight], result)
 
 
 def transposed_of(call: relax.Call) -> Transposed | Declined:
@@ -106,7 +111,7 @@ def pack(weight: np.ndarray, plan: Plan) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate(parts, 1))
 
 
-def kernel(plan: Plan) -> tirx.PrimFunc:
+def kernel(plan: Plan, machine: Machine) -> tirx.PrimFunc:
     """PrimFunc(x, packed weights, y): the three blocks of the module's docstring."""
     conv = plan.conv
     rows, columns, panels = conv.rows, conv.columns, conv.groups * plan.panels
@@ -117,7 +122,7 @@ def kernel(plan: Plan) -> tirx.PrimFunc:
     # one axis for all that a block writes whole: compute_at solves `p * extent` for p, and no region from 0 on
     copy = new_buffer("rows", conv.n, plan.chunks, conv.channels * plan.length)
     flat = new_buffer("flat", conv.n, plan.chunks, panels * plan.block)
-    blocks = [_copy(plan, x, copy), _products(plan, copy, w, flat), _unpack(plan, flat, y)]
+    blocks = [_copy(plan, x, copy), _products(plan, copy, w, flat, machine), _unpack(plan, flat, y)]
     return prim_func([x, w, y], seq(blocks), OUT_ELEMENTWISE_FUSABLE, [copy, flat])
 
 
@@ -161,7 +166,13 @@ def _copy(plan: Plan, x: Any, copy: Any) -> Statement:
     return nest("rows", axes, ("n", "ty", "c"), [everything(x)], [written], body, [], {"tvmopt.kernel": "rows_copy"})
 
 
-def _products(plan: Plan, copy: Any, w: Any, flat: Any) -> Statement:
+def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with what its fetches call."""
+    block = annotated(func, "conv_transpose")
+    return with_prefetch(func) if block is not None and AHEAD in block.annotations else func
+
+
+def _products(plan: Plan, copy: Any, w: Any, flat: Any, machine: Machine) -> Statement:
     """The products of a task and one block of output channels."""
     conv = plan.conv
     n, ty, p = at = tuple(tirx.Var(f"v{name}", INDEX) for name in ("n", "ty", "p"))
@@ -175,10 +186,21 @@ def _products(plan: Plan, copy: Any, w: Any, flat: Any) -> Statement:
     every = [(rx, m, v) for rx in range(turns) for m in range(mr) for v in range(nv)]
 
     def tile(phase: int, begin: int, first: Expr) -> Statement:
-        taps = plan.taps(phase)
+        taps, ahead = plan.taps(phase), plan.ahead(phase, machine)
+
+        def fetched(c: Expr) -> list[Statement]:
+            """The lines of the rows that the taps of a channel read."""
+            found, plane = [], (group * in_g + c) * plan.length + first + plan.lead
+            for row in sorted({dy for *_, dy, _ in taps}):
+                columns = [dx for *_, dy, dx in taps if dy == row]
+                begin, span = min(columns), max(columns) - min(columns) + nv * lanes
+                for column in sorted({*range(0, span, LINE // 4), span - 1}):
+                    place = plane + ((row - top) * plan.pitch + begin + column)
+                    found.append(prefetch(copy, [n, ty, place]))
+            return found
 
         def channel(c: Expr) -> Statement:
-            weights, steps = begin + c * (len(taps) * mr), list[Statement]()
+            weights, steps = begin + c * (len(taps) * mr), fetched(c + ahead) if ahead else list[Statement]()
             plane = (group * in_g + c) * plan.length
             for index, (rx, _, _, dy, dx) in enumerate(taps):
                 pixels = plane + first + (plan.lead + (dy - top) * plan.pitch + dx)
@@ -217,7 +239,7 @@ def _products(plan: Plan, copy: Any, w: Any, flat: Any) -> Statement:
     reads = [_at(copy, n, ty, group * planes, extent=planes), _at(w, p, const_index(0), extent=begin)]
     notes = {
         "tvmopt.kernel": "conv_transpose", "tvmopt.rows": plan.high * conv.rows.stride, "tvmopt.panels": plan.panels,
-        "tvmopt.mr": mr,
+        "tvmopt.mr": mr, **({AHEAD: 1} if any(plan.ahead(p, machine) for p in range(conv.rows.stride)) else {}),
     }  # fmt: skip
     axes = list(zip(at, (conv.n, plan.chunks, conv.groups * plan.panels), strict=True))
     written_to = _at(flat, n, ty, p * plan.block, extent=plan.block)

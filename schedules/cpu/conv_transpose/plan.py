@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
+from tvmopt.schedules.cpu._ahead import channels_ahead
 from tvmopt.scheduling.cost_model import panels_of_task, product_worth_threads
 from tvmopt.targets import Machine
 
@@ -186,6 +187,13 @@ class Plan:
             for kx, dx in taps
         ]
         return sorted(found, key=lambda tap: (tap[3], tap[4]))
+
+    def ahead(self, phase: int, machine: Machine) -> int:
+        """How many channels ahead a tile of a phase of the rows fetches its rows of the copy; 0: none."""
+        taps = len(self.taps(phase))
+        cycles = taps * self.mr * self.nv / machine.fma_ports
+        channels = self.conv.channels // self.conv.groups
+        return channels_ahead(channels, cycles, self.nv, self.copied, machine.l2) if taps else 0
 
     def parts(self, machine: Machine) -> int:
         """Into how many parts the blocks of output channels are cut, each of which copies anew."""

@@ -5,8 +5,7 @@
         for kx in range(3):               ->       fetch the lines of rows[c + 1, .., ky, ..] of each phase of columns
           acc += rows[c, ..] * W[c, ky, kx]        for kx in range(3): ...
 
-A tile reads two or three vectors of a row of each plane: too short a run for the processor to fetch the next one by
-itself, so that products wait for L2, and longer for L3, where a copy is larger than L2.
+Why, and how far: :mod:`tvmopt.schedules.cpu._ahead`.
 """
 
 from __future__ import annotations

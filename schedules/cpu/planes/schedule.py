@@ -17,6 +17,7 @@ from tvm import tirx
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.stream_stores import STREAM, streamed
+from tvmopt.schedules.cpu._ahead import channels_ahead
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.schedules.cpu.planes.ahead import AHEAD, PHASES, SPAN
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
@@ -26,12 +27,6 @@ from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
-HIDDEN = 60
-"""Cycles between a fetch and its use. A pointwise layer of 96 to 24 channels, whose copy is a quarter of L2, takes 0.91
-of its time with 60, 1.09 with 120 and 1.24 with 250; layers of more taps the same with each."""
-SHORT, NEAR = 4, 16
-"""Vectors of a tile up to which rows are fetched, where the copy is more than so small a part of L2: the processor goes
-along longer runs by itself (tiles of 2 by 8: 1.15 of the time), and products wait for nothing where L1 is near."""
 UNROLLED = 320
 """Products of a step up to which the taps of a row are written out."""
 
@@ -97,7 +92,7 @@ def knobs(problem: PlanesProblem, machine: Machine) -> Space:
     many channels ahead rows are fetched."""
     most = panels_of_task(problem.tasks, problem.panels, problem.cores if problem.threads else 1)
     written = int(problem.high > 1 or problem.k[2] * problem.mr * problem.tile // problem.lanes <= UNROLLED)
-    ahead = channels_ahead(problem)
+    ahead = rows_ahead(problem)
     return Space(
         {
             "panels": (most, *(d for d in divisors(problem.panels) if d != most)),
@@ -107,13 +102,12 @@ def knobs(problem: PlanesProblem, machine: Machine) -> Space:
     )
 
 
-def channels_ahead(problem: PlanesProblem) -> int:
+def rows_ahead(problem: PlanesProblem) -> int:
     """How many channels ahead a tile fetches its rows; 0: none."""
     channels, *taps = problem.k
     vectors = problem.tile // problem.lanes
-    wanted = max(1, round(HIDDEN * problem.fma_ports / (prod(taps) * problem.mr * vectors)))
-    far = problem.high == 1 and vectors <= SHORT and problem.copied > problem.l2 // NEAR
-    return wanted if far and wanted < channels else 0
+    cycles = prod(taps) * problem.mr * vectors / problem.fma_ports
+    return channels_ahead(channels, cycles, vectors, problem.copied, problem.l2) if problem.high == 1 else 0
 
 
 def apply(sch: tvm.s_tir.Schedule, problem: PlanesProblem, knobs: Knobs) -> None:

@@ -6,13 +6,17 @@ from math import gcd, inf
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
+from tvm.ir.expr import TensorLoad
+from tvm.tirx.analysis import undefined_vars
 
+from tests.schedules.cpu.test_planes_ahead import collected, line
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower
 from tvmopt.schedules.cpu.conv_transpose import choice
 from tvmopt.schedules.cpu.conv_transpose import plan as plans
 from tvmopt.schedules.cpu.conv_transpose.choice import as_convolutions
+from tvmopt.schedules.cpu.conv_transpose.compute import kernel as kernel_of
 from tvmopt.schedules.cpu.conv_transpose.plan import Axis, Transposed, best_plan
 from tvmopt.targets import Machine
 
@@ -213,3 +217,49 @@ def test_the_faster_form_is_chosen():
 
 def test_taps_that_no_tile_holds_have_no_plan():
     assert best_plan(problem(8, 20, 8, 63), Machine.load("znver4")) is None
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("case", [name for name, (_, channels, *_, groups) in CASES.items() if channels > groups])
+def test_rows_that_are_fetched_ahead(monkeypatch, machine, case):
+    """Also beyond the last channel, where there is nothing."""
+    monkeypatch.setattr(plans, "channels_ahead", lambda *asked: 2)
+    x, w, *rest = arguments(case)
+    got, want, how = transpose(machine, x, w, *rest)
+    close(got, want, w[:, 0].size)
+    assert ours(how)
+
+
+@pytest.mark.parametrize("stride, kernel", [(2, 3), (2, 4), (3, 5), (2, 2)])
+def test_every_line_that_the_channel_reads(monkeypatch, stride, kernel):
+    monkeypatch.setattr(plans, "channels_ahead", lambda *asked: 1)
+    machine = Machine.load("x86-64-v4").with_cores(1)
+    axis = Axis(20, 20 * stride, kernel, stride, 1, (kernel - stride + 1) // 2)
+    plan = best_plan(Transposed(1, 9, 16, 1, axis, axis), machine)
+    fetching = collected(kernel_of(plan, machine).body, tirx.For, lambda loop: any(map(_fetches, _steps(loop))))
+    assert len(fetching) == sum(bool(plan.taps(phase)) for phase in range(stride))
+    for loop in fetching:
+        at = {var: 7 for var in undefined_vars(loop.body, [])}
+        places = [step.value.args[1].args[0] for step in _steps(loop) if _fetches(step)]
+        got = {line(one.source, one.indices, at | {loop.loop_var: 3}) for one in places}
+        stores = [one.value for one in _steps(loop) if not _fetches(one)]
+        loads = [one for value in stores for one in collected(value, TensorLoad) if one.source.name == "rows"]
+        ends = [[*one.indices[:-1], _lane(one.indices[-1], n)] for one in loads for n in (0, plan.lanes - 1)]
+        assert {line(loads[0].source, end, at | {loop.loop_var: 4}) for end in ends} <= got
+
+
+def _lane(index, lane):
+    """A number of a vector of places."""
+    if isinstance(index, tirx.Ramp):
+        return index.base + lane * index.stride
+    if isinstance(index, tirx.Add):
+        return _lane(index.a, lane) + _lane(index.b, lane)
+    return index.value if isinstance(index, tirx.Broadcast) else index
+
+
+def _steps(loop):
+    return getattr(loop.body, "seq", [])
+
+
+def _fetches(step):
+    return isinstance(step, tirx.Evaluate) and str(getattr(step.value.op, "name", "")).endswith("call_extern")

@@ -55,7 +55,7 @@ def line(source, indices, values):
 @pytest.mark.parametrize("case", ["3x3", "1x1", "phases", "three phases", "one phase of two", "dilated", "groups"])
 def test_every_line_that_the_channel_reads(monkeypatch, case):
     monkeypatch.setattr(choice, "between_transposes", lambda *asked: float("inf"))
-    monkeypatch.setattr(planes, "channels_ahead", lambda problem: 1)
+    monkeypatch.setattr(planes, "rows_ahead", lambda problem: 1)
     func = scheduled(*arguments(case))
     (channels,) = collected(func.body, tirx.For, lambda loop: AHEAD in loop.annotations)
     ky, kx = channels.body, channels.body.body
@@ -98,7 +98,7 @@ def _values(loops, place):
 @pytest.mark.parametrize("ahead", [1, 8])
 @pytest.mark.parametrize("case", [name for name, (_, channels, *_) in CASES.items() if channels > 1])
 def test_results_are_the_same(monkeypatch, machine, ahead, case):
-    monkeypatch.setattr(planes, "channels_ahead", lambda problem: ahead if problem.high == 1 else 0)
+    monkeypatch.setattr(planes, "rows_ahead", lambda problem: ahead if problem.high == 1 else 0)
     x, w, *rest = arguments(case)
     got, want, _ = convolve(machine, x, w, *rest)
     close(got, want, w[0].size)
@@ -113,9 +113,9 @@ def problem(channels, mr, vectors, copied, taps=(3, 3), high=1):
 
 
 def test_short_runs_of_large_copies_are_fetched():
-    assert planes.channels_ahead(problem(512, 8, 3, 1 << 20)) == 1
-    assert planes.channels_ahead(problem(96, 12, 2, 1 << 19, taps=(1, 1))) == 5  # 60 cycles, 12 a channel
-    assert planes.channels_ahead(problem(5, 12, 2, 1 << 19, taps=(1, 1))) == 0  # there is no such channel
-    assert planes.channels_ahead(problem(512, 8, 3, 1 << 16)) == 0  # near
-    assert planes.channels_ahead(problem(512, 2, 8, 1 << 20)) == 0  # a long run
-    assert planes.channels_ahead(problem(512, 1, 1, 1 << 20, high=4)) == 0  # strips of a channel's own
+    assert planes.rows_ahead(problem(512, 8, 3, 1 << 20)) == 1
+    assert planes.rows_ahead(problem(96, 12, 2, 1 << 19, taps=(1, 1))) == 5  # 60 cycles, 12 a channel
+    assert planes.rows_ahead(problem(5, 12, 2, 1 << 19, taps=(1, 1))) == 0  # there is no such channel
+    assert planes.rows_ahead(problem(512, 8, 3, 1 << 16)) == 0  # near
+    assert planes.rows_ahead(problem(512, 2, 8, 1 << 20)) == 0  # a long run
+    assert planes.rows_ahead(problem(512, 1, 1, 1 << 20, high=4)) == 0  # strips of a channel's own
