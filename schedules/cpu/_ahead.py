@@ -7,12 +7,23 @@ next one by itself, so that products wait for L2, and longer for L3, where a cop
 
 from __future__ import annotations
 
+from tvmopt.lowering.prefetch import LINE
+
 HIDDEN = 60
 """Cycles between a fetch and its use. A pointwise layer of 96 to 24 channels, whose copy is a quarter of L2, takes 0.91
 of its time with 60, 1.09 with 120 and 1.24 with 250; layers of more taps the same with each."""
 SHORT, NEAR = 4, 16
 """Vectors of a tile up to which rows are fetched, where the copy is more than so small a part of L2: the processor goes
 along longer runs by itself (tiles of 2 by 8: 1.15 of the time), and products wait for nothing where L1 is near."""
+
+
+def lines(span: int) -> list[int]:
+    """Of `span` numbers in a row, wherever in a line they begin, one in each line.
+
+    >>> lines(32), lines(34)
+    ([0, 16, 31], [0, 16, 32, 33])
+    """
+    return sorted({*range(0, span, LINE // 4), span - 1})
 
 
 def channels_ahead(channels: int, cycles: float, vectors: int, copied: int, l2: int) -> int:

@@ -191,8 +191,6 @@ def winograd_cycles(form: Form, rows: int, cols: int, in_c: int, out_c: int, bat
     shares = min(machine.cores, pieces), min(machine.cores, pieces * -(-out_c // (2 * lanes)))
     made = places * cols * in_c * 4  # V of a task, which has a row of tiles at least
     far = FAR * made * pieces / machine.l3_rate / shares[0] if made > 0.75 * machine.l2 else 0.0
-    arithmetic, stream = (
-        transforms / shares[0] + gemm / shares[1] + far,
-        stream_cycles(products * in_c * out_c * 4, machine),
-    )
+    arithmetic = transforms / shares[0] + gemm / shares[1] + far
+    stream = stream_cycles(products * in_c * out_c * 4, machine)
     return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))

@@ -40,8 +40,9 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.overlap import vector_for
-from tvmopt.lowering.prefetch import LINE, prefetch, with_prefetch
+from tvmopt.lowering.prefetch import prefetch, with_prefetch
 from tvmopt.lowering.repeats import packed_once
+from tvmopt.schedules.cpu._ahead import lines
 from tvmopt.schedules.cpu.conv_transpose.plan import Axis, Plan, Transposed, best_plan
 from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.family import Declined
@@ -193,9 +194,9 @@ def _products(plan: Plan, copy: Any, w: Any, flat: Any, machine: Machine) -> Sta
             found, plane = [], (group * in_g + c) * plan.length + first + plan.lead
             for row in sorted({dy for *_, dy, _ in taps}):
                 columns = [dx for *_, dy, dx in taps if dy == row]
-                begin, span = min(columns), max(columns) - min(columns) + nv * lanes
-                for column in sorted({*range(0, span, LINE // 4), span - 1}):
-                    place = plane + ((row - top) * plan.pitch + begin + column)
+                left = min(columns)
+                for column in lines(max(columns) - left + nv * lanes):
+                    place = plane + ((row - top) * plan.pitch + left + column)
                     found.append(prefetch(copy, [n, ty, place]))
             return found
 

@@ -17,7 +17,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
-from tvmopt.lowering.prefetch import LINE, prefetch, with_prefetch
+from tvmopt.lowering.prefetch import prefetch, with_prefetch
+from tvmopt.schedules.cpu._ahead import lines
 from tvmopt.scheduling.blocks import asks
 
 AHEAD, SPAN, PHASES = "tvmopt.planes_ahead", "tvmopt.planes_span", "tvmopt.planes_phases"
@@ -58,9 +59,8 @@ def _fetching(channels: Any) -> Any:
             place = [structural_map(index, (tirx.Var, lambda var, one=one: one.get(var, var))) for index in place]
         return prefetch(load.source, [*place[:-1], place[-1] + column])  # a plane's rows lie one behind the other
 
-    columns = sorted({*range(0, span, LINE // 4), span - 1})
-    lines = [fetched(tap, column) for tap in range(phases) for column in columns]
-    rows = tirx.SeqStmt([*lines, ky.body])
+    fetches = [fetched(tap, column) for tap in range(phases) for column in lines(span)]
+    rows = tirx.SeqStmt([*fetches, ky.body])
     kept = {key: value for key, value in channels.annotations.items() if key not in (AHEAD, SPAN, PHASES)}
     return _with(channels, _with(ky, rows, ky.annotations), kept)
 
